@@ -307,8 +307,7 @@ fn embedded(folder: &Folder) -> Result<&'static str> {
     let found = match folder.modules().and_then(computed) {
         None | Some(EMBEDDING) => return Ok(EMBEDDING),
         Some(TOKEN_VECTORS) => {
-            "computes a vector for each token, and not for each text; use MultiVectorEncoder"
-                .to_owned()
+            "computes a vector for each token, not for each text; use MultiVectorEncoder".to_owned()
         }
         Some(LOGITS) => "scores pairs, and does not embed texts; use Reranker".to_owned(),
         Some(other) => {

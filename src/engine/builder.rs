@@ -376,7 +376,9 @@ impl Builder {
                 let (file, head) = (file.clone(), head.clone());
                 return Err(EngineError::OwnHead { file, head });
             }
-            tracing::info!("the checkpoint's `{head}` has values of its own, and is not tied");
+            tracing::info!(
+                "the checkpoint's `{head}` differs from the embedding table, so the two are not tied"
+            );
             loaded = self.artifact(&device, folder.as_ref(), &facts, false, &mut times)?;
             source = self.weights(&loaded.artifact, folder.as_ref())?;
         }

@@ -31,7 +31,7 @@ pub enum EngineError {
     #[cfg_attr(feature = "miette", diagnostic(transparent))]
     Model(Box<ModelError>),
     #[error(
-        "there is no description `{name}`: it is neither a file nor shipped{}; shipped are {}",
+        "there is no description `{name}`: it is neither a file nor shipped with gemmule{}; expected a file or one of {}",
         nearest(name, known.iter().map(String::as_str))
             .map(|near| format!(" (did you mean `{near}`?)"))
             .unwrap_or_default(),
@@ -245,7 +245,7 @@ pub enum EngineError {
         known: String,
     },
     #[error(
-        "the model leaves out `{first}`{} of the checkpoint, although it reads the same tensor of other layers; check the number of layers in config.json and their index in the description. To leave them out, allow unused layers",
+        "the model does not use `{first}`{} of the checkpoint, although it uses the same tensor of other layers; check the number of layers in config.json and the layer index in the description, or allow unused layers",
         match n { 1 => String::new(), n => format!(" and {} more tensors", n - 1) }
     )]
     LeftOut { first: String, n: usize },

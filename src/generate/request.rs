@@ -197,10 +197,10 @@ pub enum AdmitError {
         "token {at} of the prompt is {id}, the model's padding token, which has no position; remove it"
     )]
     Skipped { at: usize, id: u32 },
-    #[error("token {at} of the prompt is {id}, but the vocabulary has {vocabulary}")]
+    #[error("token {at} of the prompt is {id}, but the vocabulary has {vocabulary} tokens")]
     Id { at: usize, id: u32, vocabulary: u32 },
     #[error(
-        "the token {id} is forced (`forced_bos_token_id` or `forced_eos_token_id` of the folder, or the request), but the vocabulary has {vocabulary}"
+        "the token {id} is forced (`forced_bos_token_id` or `forced_eos_token_id` of the folder, or the request), but the vocabulary has {vocabulary} tokens"
     )]
     ForcedId { id: u32, vocabulary: u32 },
     #[error(transparent)]
@@ -223,7 +223,7 @@ pub enum AdmitError {
     Penalty { name: &'static str, found: f32 },
     #[error("the bias of token {id} is {found}; expected a number")]
     Bias { id: u32, found: f32 },
-    #[error("there is a bias of token {id}, but the vocabulary has {vocabulary}")]
+    #[error("there is a bias of token {id}, but the vocabulary has {vocabulary} tokens")]
     BiasId { id: u32, vocabulary: u32 },
     /// Running requests occupy the cache. The request will fit when they end.
     #[error(

@@ -45,7 +45,7 @@ impl Graph {
         let of_log_probabilities = |&&o: &&NodeId| *self.op(o) == Op::LogProbability;
         let result = match operands.iter().find(of_log_probabilities) {
             Some(_) => Err(
-                "log-probabilities are stored in f32 in every program, so that no operator reads them; make them an output"
+                "log-probabilities are stored in f32 in every program, so no operator can read them; make them an output"
                     .to_owned(),
             ),
             None => result(op, &shapes),
@@ -92,7 +92,7 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             pointwise(of[0])?;
             if of[0] != of[1] {
                 return Err(format!(
-                    "both sides must have one shape, found {} and {}",
+                    "both sides must have the same shape, found {} and {}",
                     of[0], of[1]
                 ));
             }
@@ -253,7 +253,7 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             match of[0] == of[1] {
                 true => Ok(of[0].clone()),
                 false => Err(format!(
-                    "mean and log-variance must have one shape, found {} and {}",
+                    "mean and log-variance must have the same shape, found {} and {}",
                     of[0], of[1]
                 )),
             }
@@ -268,7 +268,7 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
                 width += matrix(part)?;
                 if part.0[0] != of[0].0[0] {
                     return Err(format!(
-                        "all parts must have one number of rows, found {} and {}",
+                        "all parts must have the same number of rows, found {} and {}",
                         of[0].0[0], part.0[0]
                     ));
                 }
@@ -366,7 +366,7 @@ fn of_rows(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             "residual" => {}
             "gamma" => vector(shape, &width, "weight")?,
             "bias" | "beta" => vector(shape, &width, "bias")?,
-            other => return Err(format!("the operand `{other}` has no rule of shapes")),
+            other => return Err(format!("no rule defines the shape of `{other}`")),
         }
     }
     Ok(of[0].clone())

@@ -26,9 +26,11 @@ pub enum HeadError {
     NoMaskToken,
     #[error("text {index} has no mask; put `{mask}` where a token is missing")]
     NoMask { index: usize, mask: String },
-    #[error("the target `{target}` has no token in the model's vocabulary; expected a word of it")]
+    #[error(
+        "the target `{target}` has no token in the model's vocabulary; expected a token, or a word whose first token is known"
+    )]
     Target { target: String },
-    #[error("the template `{template}` has no `{{}}`; expected one where the label stands")]
+    #[error("the template `{template}` has no `{{}}`; put `{{}}` in the place of the label")]
     Template { template: String },
     #[error("there is no label; expected at least one")]
     NoLabels,
@@ -42,9 +44,7 @@ pub enum HeadError {
         found: usize,
         max: usize,
     },
-    #[error(
-        "the model gave {found} values for a sequence of {tokens} tokens; expected {expected} for each"
-    )]
+    #[error("the model returned {found} values for {tokens} tokens; expected {expected} per token")]
     Logits {
         found: usize,
         tokens: usize,

@@ -51,7 +51,7 @@ pub enum KeysError {
     )]
     Line { line: usize },
     #[error(
-        "line {line} has `{found}` after the key; expected `max-priority=N`, the highest x-priority that counts for it, from 0 to 255"
+        "line {line} has `{found}` after the key; expected `max-priority=N`, with N from 0 to 255, the max `x-priority` of requests with this key"
     )]
     Priority { line: usize, found: String },
     #[error("there is no key in it, so every request would be refused; add at least one")]

@@ -128,7 +128,7 @@ fn check_texts(param: &str, inputs: &[Text]) -> Result<(), Failure> {
         false => Ok(()),
         true => {
             let problem = format!(
-                "`{param}` puts a prompt before texts, and the input has token ids, which are taken as they are; send texts, or leave `{param}` out"
+                "`{param}` puts a prompt before texts, but the input has token ids, to which no prompt can be added; send texts, or leave `{param}` out"
             );
             Err(Failure::invalid(param, problem))
         }

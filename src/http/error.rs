@@ -145,7 +145,7 @@ impl Failure {
             names.join(between)
         };
         let browser = match *found {
-            Method::OPTIONS => "; for web pages start the server with --cors-origin",
+            Method::OPTIONS => "; for web pages, start the server with --cors-origin",
             _ => "",
         };
         let message = format!("this route takes {}, not {found}{browser}", names(" or "));
@@ -171,8 +171,9 @@ impl Failure {
     }
 
     pub fn broken_gzip(problem: &str) -> Self {
-        let message =
-            format!("the body is not the gzip data that `content-encoding` says it is: {problem}");
+        let message = format!(
+            "`content-encoding` declares gzip, but the body is not valid gzip data: {problem}"
+        );
         Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
     }
 

@@ -456,7 +456,7 @@ impl Field {
             false => format!(", or send {}", neutral.join(" or ")),
         };
         let problem = format!(
-            "`{name}` is {}, which would change the response and is not computed here; leave it out{neutral}",
+            "`{name}` is {}, which would change the response and is not supported; leave it out{neutral}",
             shown(value)
         );
         Failure::invalid(name, problem)

@@ -160,7 +160,7 @@ pub(super) async fn predict_tokens(
     let are_raw = fields.flag("raw_scores")?.unwrap_or(false);
     let options = entity_options(&mut fields)?;
     if are_raw && options.aggregation != Aggregation::None {
-        let problem = "`raw_scores` are of tokens, and `aggregation_strategy` combines tokens by their probabilities; leave one of them out";
+        let problem = "`raw_scores` requests the logits of single tokens, but `aggregation_strategy` combines tokens by their probabilities; leave one of them out";
         return Err(Failure::invalid("raw_scores", problem.to_owned()));
     }
     let (texts, _) = texts("inputs", fields.value("inputs"))?;

@@ -157,7 +157,10 @@ fn statuses(route: Route) -> Vec<(u16, &'static str)> {
                     429,
                     "The server is overloaded; `Retry-After` says when to retry.",
                 ),
-                (503, "The server is shutting down; another one may answer."),
+                (
+                    503,
+                    "The server is shutting down; another server may answer.",
+                ),
                 (504, "The deadline passed."),
             ];
             all.extend(match route.style() {

@@ -209,7 +209,7 @@ fn each_error_has_a_status_and_a_text_in_each_style() {
         Failure::reload(&ReloadError::Fixed),
         Failure::reload(&ReloadError::Busy),
         Failure::reload(&ReloadError::Failed {
-            problem: "`serve.ron`: there is no model in it".to_owned(),
+            problem: "`serve.ron`: the configuration has no model".to_owned(),
         }),
     ])
     .collect();

@@ -264,7 +264,7 @@ impl CacheFault {
     fn remedy(self) -> &'static str {
         match self {
             CacheFault::Full => "free some space",
-            CacheFault::ReadOnly => "mount it writable",
+            CacheFault::ReadOnly => "remount the file system read-write",
             CacheFault::Denied => "change its permissions",
             CacheFault::NotAFolder => "remove the file that is in place of a folder",
             CacheFault::NoFolder => "set HOME",

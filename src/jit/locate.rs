@@ -176,7 +176,7 @@ impl Search {
         let paths = match output {
             Ok(output) if output.status.success() => output.stdout,
             Ok(output) => {
-                let why = format!("cannot say where it imports from ({})", output.status);
+                let why = format!("failed to print its import paths ({})", output.status);
                 self.note(&origin, Path::new(""), Outcome::Unusable(why));
                 return None;
             }

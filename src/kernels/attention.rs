@@ -67,7 +67,7 @@ pub enum AttentionError {
     )]
     Groups { heads: u32, kv_heads: u32 },
     #[error(
-        "the {kernel} kernel takes full attention without window and bias, with a key head for each query head; use the online kernel"
+        "the {kernel} kernel requires full attention without causal mask, window, bias or cap, and a key head for each query head; use the online kernel"
     )]
     Full { kernel: &'static str },
     #[error("the {kernel} kernel takes attention without sinks; use the online kernel")]
@@ -132,7 +132,7 @@ pub enum AttentionError {
     #[error("{} is not a tile of warpgroup attention with head size {head}", .tile.name())]
     WarpgroupTile { tile: MhaTile, head: u32 },
     #[error(
-        "warpgroup attention is for cards of compute capability 9.0, and not all targets are; use the online kernel"
+        "warpgroup attention needs compute capability 9.0, which not all targets have; use the online kernel"
     )]
     WarpgroupInstructions,
     #[error(

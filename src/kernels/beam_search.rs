@@ -185,7 +185,7 @@ impl Kernel for Candidates {
         Tolerance {
             absolute: 4e-5,
             relative: 1e-5,
-            reason: "f32 sums of up to 256 exponentials of differences of up to 30, each rounded to 2^-24 of it, for two logarithms; tokens are equal",
+            reason: "f32 sums of up to 256 exponentials of differences of up to 30, each with a relative error of 2^-24, for two logarithms; tokens are equal",
         }
     }
 }

@@ -334,7 +334,7 @@ fn check_tables(tables: &[Table]) -> Result<(), String> {
     for table in tables {
         if table.offset >= table.rows || table.rows > MAX_ROWS {
             return Err(format!(
-                "a table of {} rows, read from row {} on",
+                "a table of {} rows with an offset of {}, expected an offset below the number of rows, and at most {MAX_ROWS} rows",
                 table.rows, table.offset
             ));
         }

@@ -13,14 +13,14 @@ pub const MAX_ELEMENTS: u64 = 1 << 40;
 pub(super) fn real(what: &str, value: f32) -> Result<(), String> {
     match value.is_finite() {
         true => Ok(()),
-        false => Err(format!("{what} is {value}")),
+        false => Err(format!("{what} is {value}, expected a finite number")),
     }
 }
 
 pub(super) fn eps(value: f32) -> Result<(), String> {
     match value.is_finite() && value > 0.0 {
         true => Ok(()),
-        false => Err(format!("eps is {value}")),
+        false => Err(format!("eps is {value}, expected a finite number above 0")),
     }
 }
 
@@ -41,7 +41,9 @@ pub(super) fn attention(of: &AttentionProblem) -> Result<(), String> {
 pub(super) fn groups(heads: u32, kv_heads: u32) -> Result<(), String> {
     match heads.is_multiple_of(kv_heads) {
         true => Ok(()),
-        false => Err(format!("{heads} heads in {kv_heads} groups")),
+        false => Err(format!(
+            "{heads} query heads for {kv_heads} key heads, expected a divisor of {heads}"
+        )),
     }
 }
 

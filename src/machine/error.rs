@@ -4,7 +4,7 @@ use crate::names::nearest;
 /// An error when a card's description is read or looked up.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum MachineError {
-    #[error("the description `{name}` of a card is wrong: {problem}")]
+    #[error("the card description `{name}` is invalid: {problem}")]
     File { name: String, problem: String },
     #[error("`{name}` is not a card that gemmule describes{near}; expected one of {known}")]
     Unknown {
@@ -14,7 +14,7 @@ pub enum MachineError {
         known: String,
     },
     #[error(
-        "no description serves {card}: its compute capability {}.{} is older than all of them; gemmule needs 8.0 or newer",
+        "{card} is not supported: its compute capability is {}.{}; expected 8.0 or newer",
         capability.0,
         capability.1
     )]

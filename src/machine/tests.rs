@@ -122,7 +122,7 @@ fn a_card_uses_its_own_file_or_the_nearest_one_with_the_drivers_properties() {
     let (machine, _) = of(&live("NVIDIA Small", (12, 1), 48));
     assert_eq!(machine.instructions, Instructions::Ada);
     let error = Machine::of(&live("Tesla T4", (7, 5), 40)).expect_err("it is too old");
-    insta::assert_snapshot!(error, @"no description serves Tesla T4: its compute capability 7.5 is older than all of them; gemmule needs 8.0 or newer");
+    insta::assert_snapshot!(error, @"Tesla T4 is not supported: its compute capability is 7.5; expected 8.0 or newer");
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn an_invalid_file_is_reported_by_name() {
     assert!(
         error
             .to_string()
-            .starts_with("the description `odd` of a card is wrong: ")
+            .starts_with("the card description `odd` is invalid: ")
     );
     let (_, usual) = FILES
         .iter()

@@ -510,9 +510,9 @@ impl<'a> Values<'a> {
             return Ok(());
         };
         let expected = format!(
-            "the value of `{}`, {}, as both are one",
-            first.value,
-            short(one)
+            "{}, the value of `{}`, because both keys have the same meaning",
+            short(one),
+            first.value
         );
         Err(self.wrong(&second.value, other, &expected, &second.span))
     }

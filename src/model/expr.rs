@@ -65,7 +65,7 @@ impl Expr {
     /// Parses `text`, which starts at byte `start` of the file.
     pub fn parse(text: &str, start: usize) -> Result<Self, String> {
         if text.len() > MAX_LENGTH {
-            return Err(format!("it is longer than {MAX_LENGTH} characters"));
+            return Err(format!("it is longer than {MAX_LENGTH} bytes"));
         }
         let mut parser = Parser::new(text, start);
         let expr = parser.sum()?;
@@ -148,7 +148,7 @@ impl Condition {
     /// Parses `text`, which starts at byte `start` of the file.
     pub fn parse(text: &str, start: usize) -> Result<Self, String> {
         if text.len() > MAX_LENGTH {
-            return Err(format!("it is longer than {MAX_LENGTH} characters"));
+            return Err(format!("it is longer than {MAX_LENGTH} bytes"));
         }
         let mut parser = Parser::new(text, start);
         let left = parser.sum()?;

@@ -115,7 +115,7 @@ impl Values<'_> {
                 what: "the `width` of `rotary`".to_owned(),
                 found: columns.to_string(),
                 expected: format!(
-                    "an even number up to {}: columns are turned in pairs",
+                    "an even number up to {}: columns are rotated in pairs",
                     MAX_COLUMNS.min(whole)
                 ),
             };
@@ -216,7 +216,7 @@ impl Published<'_> {
         {
             return Err(self.refuse(
                 "partial_rotary_factor",
-                "1, or a description that says which columns are turned",
+                "1, or a description that says which columns are rotated",
             ));
         }
         let published = self.values.positions(&self.key.span)?;

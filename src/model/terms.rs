@@ -48,7 +48,7 @@ pub(super) fn expression<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<At<Expr
         false => plain(r, "a size or a number", "an expression", piece)?,
     };
     let expr = Expr::parse(text, start).map_err(|message| {
-        let help = "expressions have names, numbers, `+ - * /`, `sqrt(…)` and parentheses";
+        let help = "expressions have names, numbers, `+ - * / %`, `sqrt(…)` and parentheses";
         no_expression(r, "not an expression", text, message, piece).help(help)
     })?;
     Ok(At::new(expr, piece.span()))

@@ -183,7 +183,7 @@ fn launches(n: i64) -> String {
 
 fn bytes(saved: Option<i64>) -> String {
     let Some(saved) = saved else {
-        return "moves more bytes than 64 bits count".to_owned();
+        return "moves more bytes than 64 bits can count".to_owned();
     };
     let than_before = if saved < 0 { "more" } else { "less" };
     // One decimal is shown, so the precision of f64 is sufficient.

@@ -44,7 +44,7 @@ pub(super) fn run(
             Err(condition) => {
                 let at = graph.node(id).name.clone();
                 let condition = format!(
-                    "the order of its inputs (`desc_act`) is not that of the groups, and {condition}; its weight is dequantized"
+                    "its inputs are not in the order of the quantization groups (`desc_act`), and {condition}; its weight is dequantized"
                 );
                 report.refuse(NAME, at, condition);
             }
@@ -97,7 +97,7 @@ fn reordered(graph: &Graph, id: NodeId, expr: &WeightExpr) -> Result<Reordered, 
         let x = graph.operand(reader, "x");
         let x = x.ok_or_else(|| "they are not computed".to_owned())?;
         if graph.sole_consumer(x) != Some(reader) {
-            return Err(format!("{} is read by others, too", quoted(graph, x)));
+            return Err(format!("{} has other readers", quoted(graph, x)));
         }
         match graph.op(x) {
             Op::Activate(_) => {}
@@ -126,7 +126,7 @@ fn reordered(graph: &Graph, id: NodeId, expr: &WeightExpr) -> Result<Reordered, 
                 by_dims,
             })
         }
-        _ => Err("they are computed by a weight of other parts".to_owned()),
+        _ => Err("the rows of the weight that computes them cannot be reordered".to_owned()),
     };
     let mut operands = Vec::new();
     for slot in ["weight", "bias"] {
@@ -137,7 +137,7 @@ fn reordered(graph: &Graph, id: NodeId, expr: &WeightExpr) -> Result<Reordered, 
             return Err(format!("{} is computed", quoted(graph, operand)));
         };
         if expr.dims().first() != Some(&(parts * columns)) {
-            return Err("they are computed by a weight of other parts".to_owned());
+            return Err("the weight that computes them has another number of rows".to_owned());
         }
         let expr = match expr {
             WeightExpr::ConcatRows(all) => {

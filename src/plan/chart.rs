@@ -128,7 +128,7 @@ pub fn svg(names: &[String], records: &[UsageRecord], plan: &Plan) -> String {
         .set("height", y.ceil())
         .set("font-family", "Helvetica, Arial, 'DejaVu Sans', sans-serif")
         .add(Title::new(
-            "Lifetimes and places of the intermediate tensors",
+            "Lifetimes and positions of the intermediate tensors",
         ))
         .add(
             Rectangle::new()
@@ -315,10 +315,10 @@ fn caption(records: &[UsageRecord], plan: &Plan) -> Group {
     let n_chunks = plan.chunks.iter().filter(|&&bytes| bytes > 0).count();
     let ratio = match bound {
         0 => String::new(),
-        _ => format!(", {:.2} × as much", footprint as f64 / bound as f64),
+        _ => format!(", {:.2} × the lower bound", footprint as f64 / bound as f64),
     };
     let title = format!(
-        "Lifetimes and places of {}",
+        "Lifetimes and positions of {}",
         counted(records.len(), "intermediate tensor"),
     );
     let text = format!(

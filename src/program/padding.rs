@@ -58,7 +58,7 @@ fn check_node(graph: &Graph, id: NodeId, output: &str) -> Result<(), LowerError>
         Op::MaxPool => Err(LowerError::ReadsPadding {
             output: output.to_owned(),
             node: node(),
-            reads: "takes the largest over tokens",
+            reads: "takes the maximum over tokens",
         }),
         Op::WeightedPool(_) => Err(LowerError::ReadsPadding {
             output: output.to_owned(),

@@ -33,7 +33,7 @@ impl Program {
     pub fn validate(&self) -> Result<(), String> {
         for (i, kernel) in self.kernels.iter().enumerate() {
             check_kernel(kernel.as_kernel(), self.dtype)
-                .map_err(|problem| format!("its kernel {i} is impossible: {problem}"))?;
+                .map_err(|problem| format!("its kernel {i} is invalid: {problem}"))?;
         }
         for tensor in &self.tensors {
             check_shape(&tensor.shape).map_err(|problem| format!("`{}` {problem}", tensor.name))?;
@@ -229,7 +229,10 @@ impl Program {
             let own = step.batches();
             let again = |before: &Batches| own.iter().any(|part| part.meets(*before));
             if written[out].iter().any(again) {
-                return Err(format!("computes `{}` again", self.tensors[out].name));
+                return Err(format!(
+                    "computes `{}`, which is already computed for the same batch",
+                    self.tensors[out].name
+                ));
             }
             written[out].extend(own);
             // A batch with a sequence of more than `max_longest` tokens is refused before any step runs, so for such a batch the tensor
@@ -280,7 +283,7 @@ impl Program {
                         || (writes && written[operand].is_empty() && first != at)
                         || (!writes && first >= at) =>
                 {
-                    return Err(format!("binds `{}` outside its life", tensor.name));
+                    return Err(format!("binds `{}` outside its lifetime", tensor.name));
                 }
                 // Parts run separately, and the values of a part are not kept for other parts.
                 Storage::Planned { first, .. }

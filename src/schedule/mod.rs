@@ -350,7 +350,7 @@ impl Settings {
         }
         if !(self.dominance > 0.0 && self.dominance < 1.0) {
             return Err(SchedulerError::Setting {
-                what: "the share that is chosen by utility",
+                what: "the share of requests selected by utility",
                 found: self.dominance.to_string(),
                 expected: "a number between 0 and 1, both excluded",
             });

@@ -69,7 +69,7 @@ fn an_unknown_scheduler_error_suggests_the_nearest_name_and_bad_settings_are_nam
         dominance: 1.0,
         ..usual.clone()
     };
-    insta::assert_snapshot!(error("tnb", &settings), @"the share that is chosen by utility is 1; expected a number between 0 and 1, both excluded");
+    insta::assert_snapshot!(error("tnb", &settings), @"the share of requests selected by utility is 1; expected a number between 0 and 1, both excluded");
     let settings = Settings { rows: 0, ..usual };
     insta::assert_snapshot!(error("ttb", &settings), @"the number of rows is 0; expected at least 1");
 }

@@ -88,7 +88,7 @@ pub enum ServeConfigError {
         column: usize,
         problem: String,
     },
-    #[error("there is no model in it; expected at least one in `models`")]
+    #[error("the configuration has no model; expected at least one in `models`")]
     Empty,
     #[error("model {at} has {found}; expected `weights`, a folder, or `model`, a name on the hub")]
     Source { at: usize, found: &'static str },
@@ -179,7 +179,7 @@ pub fn check_name(name: &str) -> Result<(), &'static str> {
         return Err("it is empty; expected a name, or no `name` to use that of the folder");
     }
     if name.trim() != name {
-        return Err("it begins or ends with white space; leave that out");
+        return Err("it begins or ends with white space; remove the white space");
     }
     match name.chars().any(char::is_control) {
         true => Err("it has control characters; leave them out"),

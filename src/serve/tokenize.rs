@@ -154,7 +154,7 @@ pub(super) fn prompt<'f>(
             known => format!("the prompts {}", known.join(", ")),
         };
         let problem = format!(
-            "`{param}` is `{}`, and the model's folder has {known}; leave `{param}` out to take the text as it is",
+            "`{param}` is `{}`, and the model's folder has {known}; leave `{param}` out to use the text without a prompt",
             excerpt(name)
         );
         return Err(ServeError::Invalid { param, problem });

@@ -102,11 +102,11 @@ pub enum TextError {
     )]
     LateChunking { folder: PathBuf, problem: String },
     #[error(
-        "late chunking reads all chunks as one text, and together they have more than {limit} tokens, the model's maximum; give fewer or shorter chunks"
+        "late chunking processes all chunks as one text, but together they have more than {limit} tokens, the model's maximum; give fewer or shorter chunks"
     )]
     LongChunks { limit: usize },
     #[error(
-        "text {index}: pooling leaves out the {left_out} tokens of the prompt, and the text has no others, of {tokens} tokens in all; shorten the prompt"
+        "text {index}: pooling leaves out the {left_out} tokens of the prompt, but the prompt and the text together have only {tokens} tokens, so none remains; shorten the prompt"
     )]
     OnlyPrompt {
         index: usize,

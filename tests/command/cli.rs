@@ -473,7 +473,7 @@ fn an_allocator_is_told_what_it_needs_and_nothing_else() {
         "ids.json",
     ];
     let maximum = ["--allocator", "maximum", "--maximum", "2x2"];
-    assert_snapshot!(cli.error(&[&run[..], &maximum].concat()), @"WARN `.` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized × the batch of 2 sequences, 5 tokens, 3 in the longest, 13 pairs of tokens is beyond the declared maximum of 2 sequences, 4 tokens, 2 in the longest, 8 pairs of tokens; declare a larger maximum, or send a smaller batch");
+    assert_snapshot!(cli.error(&[&run[..], &maximum].concat()), @"WARN `.` has neither modules.json nor 1_Pooling/config.json, which define the pooling; the embedding of a text is the mean of its tokens, normalized × the batch of 2 sequences, 5 tokens, 3 in the longest, 13 pairs of tokens is beyond the declared maximum of 2 sequences, 4 tokens, 2 in the longest, 8 pairs of tokens; declare a larger maximum, or send a smaller batch");
 }
 
 #[test]
@@ -792,7 +792,7 @@ fn the_doctor_names_a_cache_that_others_may_write_to() {
 #[test]
 fn unknown_names_are_answered_with_known_ones() {
     let cli = Cli::new();
-    assert_snapshot!(cli.error(&["check", "brt"]), @"× there is no description `brt`: it is neither a file nor shipped (did you mean `bart`?); shipped are bert, jina_bert, roberta, roberta_prelayernorm, roformer, xlm_roberta_flash, xlm_roberta_xl, distilbert, albert, electra, mpnet, megatron_bert, rembert, nomic_bert, gte, deberta, deberta_v2, modernbert, modernbert_decoder, neobert, eurobert, gemma, gemma2, gemma3_text, clip_text, gpt2, openai_gpt, gpt_bigcode, gpt_neo, llama, internlm3, exaone, exaone4, seed_oss, ernie4_5, helium, hunyuan_v1_dense, arcee, nemotron, glm, qwen2, qwen3, phi3, olmo, olmo2, olmo3, starcoder2, stablelm, phi, smollm3, granite, opt, xglm, biogpt, gpt_neox, gptj, falcon, cohere, cohere2, bloom, mpt, marian, bart_classifier, bart, mbart, m2m_100, pegasus, blenderbot, blenderbot_small, t5, vae, static_embedding, sparse_static_embedding");
+    assert_snapshot!(cli.error(&["check", "brt"]), @"× there is no description `brt`: it is neither a file nor shipped with gemmule (did you mean `bart`?); expected a file or one of bert, jina_bert, roberta, roberta_prelayernorm, roformer, xlm_roberta_flash, xlm_roberta_xl, distilbert, albert, electra, mpnet, megatron_bert, rembert, nomic_bert, gte, deberta, deberta_v2, modernbert, modernbert_decoder, neobert, eurobert, gemma, gemma2, gemma3_text, clip_text, gpt2, openai_gpt, gpt_bigcode, gpt_neo, llama, internlm3, exaone, exaone4, seed_oss, ernie4_5, helium, hunyuan_v1_dense, arcee, nemotron, glm, qwen2, qwen3, phi3, olmo, olmo2, olmo3, starcoder2, stablelm, phi, smollm3, granite, opt, xglm, biogpt, gpt_neox, gptj, falcon, cohere, cohere2, bloom, mpt, marian, bart_classifier, bart, mbart, m2m_100, pegasus, blenderbot, blenderbot_small, t5, vae, static_embedding, sparse_static_embedding");
     assert_snapshot!(cli.error(&["graph", "bert", "--weights", ".", "--after", "fuse_everything"]), @"× no pass `fuse_everything` ran; the passes are hoist_pooled_token, fold_soft_cap, fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_gate, fuse_bias_activation, fuse_residual, fuse_pool_normalize, or `all`");
     assert_snapshot!(cli.error(&["explain", "bert", "--weights", ".", "--without", "fuse_atention"]), @"× no pass is named `fuse_atention`; the passes are hoist_pooled_token, fold_soft_cap, fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_gate, fuse_bias_activation, fuse_residual, fuse_pool_normalize, quantize_inputs");
     assert_snapshot!(cli.error(&["graph", "bert", "--weights", ".", "--output", "sentence_embeding"]), @"× the description has no output `sentence_embeding` help: did you mean `sentence_embedding`?");
@@ -845,8 +845,8 @@ fn bad_batches_are_refused() {
     let cli = Cli::new();
     assert_snapshot!(cli.ids_error("[]"), @"× the batch is empty; expected at least one sequence");
     assert_snapshot!(cli.ids_error("[[1], []]"), @"× sequence 1 has no tokens; expected at least one token in every sequence");
-    assert_snapshot!(cli.ids_error("[[1, 2], [3, 20]]"), @"WARN `.` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized × sequence 1, token 1: the token id 20 is outside the table of 20 rows; expected an id below 20");
-    assert_snapshot!(cli.ids_error("[[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]]"), @"WARN `.` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized × sequence 0 has 13 tokens, but the model has 12 positions; shorten or split it");
+    assert_snapshot!(cli.ids_error("[[1, 2], [3, 20]]"), @"WARN `.` has neither modules.json nor 1_Pooling/config.json, which define the pooling; the embedding of a text is the mean of its tokens, normalized × sequence 1, token 1: the token id 20 is outside the table of 20 rows; expected an id below 20");
+    assert_snapshot!(cli.ids_error("[[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]]"), @"WARN `.` has neither modules.json nor 1_Pooling/config.json, which define the pooling; the embedding of a text is the mean of its tokens, normalized × sequence 0 has 13 tokens, but the model has 12 positions; shorten or split it");
     assert_snapshot!(cli.ids_error(r#"{"ids": [[1, 2, 3]], "mask": [[1, 0, 1]]}"#), @"× row 0 of the mask has a hole at column 2: a 1 follows a 0; expected ones, then zeros");
     assert_snapshot!(cli.ids_error(r#"{"ids": [[1, 2, 3]], "mask": [[1, 2, 0]]}"#), @"× row 0, column 1 of the mask is 2; expected 0 or 1");
     assert_snapshot!(cli.ids_error(r#"{"ids": [[1, 2, 3]], "mask": [[0, 0, 0]]}"#), @"× sequence 0 has no tokens; expected at least one token in every sequence");
@@ -872,7 +872,7 @@ fn bad_batches_are_refused() {
 fn a_bad_checkpoint_is_refused_before_anything_else() {
     let cli = Cli::new();
     cli.0.write("model.safetensors", "");
-    assert_snapshot!(cli.ids_error("[[1]]"), @"WARN `.` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized × `./model.safetensors` is not a complete safetensors file: header too small; download it again");
+    assert_snapshot!(cli.ids_error("[[1]]"), @"WARN `.` has neither modules.json nor 1_Pooling/config.json, which define the pooling; the embedding of a text is the mean of its tokens, normalized × `./model.safetensors` is not a complete safetensors file: header too small; download it again");
     cli.0
         .write("config.json", tiny_config().to_string().replace("16", "15"));
     assert_snapshot!(cli.ids_error("[[1]]"), @r#"× shapes do not match: `layer.0.query_heads` (split_heads): a width of 15 does not divide into 2 heads; operands are `layer.0.query` [tokens, 15] ╭─[bert.ron:83:21] 82 bias: "encoder.layer.{i}.attention.self.value.bias")), 83 Let("query_heads", split_heads(x: "query", heads: "heads")), · ──────┬────── · ╰── computed here 84 Let("key_heads", split_heads(x: "key", heads: "heads")), ╰──── help: `layer.0.query` holds 15 values for each token"#);
@@ -910,8 +910,8 @@ fn kernels_are_timed_on_a_card_only_and_timings_of_another_are_refused() {
     assert_snapshot!(error("tune", &["--device", "cpu"]), @"× kernels can only be timed on a CUDA device, and this is the CPU, N threads; omit the tuning help: leave --tune and --timings out");
     cli.0.write("ids.json", "[[1, 2]]");
     let ids = ["--device", "cpu", "--ids", "ids.json"];
-    assert_snapshot!(error("run", &[&ids[..], &["--tune", "quick"]].concat()), @"WARN `.` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized × kernels can only be timed on a CUDA device, and this is the CPU, N threads; omit the tuning help: leave --tune and --timings out");
-    assert_snapshot!(error("run", &[&ids[..], &["--timings", "absent"]].concat()), @"WARN `.` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized × kernels can only be timed on a CUDA device, and this is the CPU, N threads; omit the tuning help: leave --tune and --timings out");
+    assert_snapshot!(error("run", &[&ids[..], &["--tune", "quick"]].concat()), @"WARN `.` has neither modules.json nor 1_Pooling/config.json, which define the pooling; the embedding of a text is the mean of its tokens, normalized × kernels can only be timed on a CUDA device, and this is the CPU, N threads; omit the tuning help: leave --tune and --timings out");
+    assert_snapshot!(error("run", &[&ids[..], &["--timings", "absent"]].concat()), @"WARN `.` has neither modules.json nor 1_Pooling/config.json, which define the pooling; the embedding of a text is the mean of its tokens, normalized × kernels can only be timed on a CUDA device, and this is the CPU, N threads; omit the tuning help: leave --tune and --timings out");
     assert_snapshot!(error("run", &["--tune", "on"]), @"error: invalid value 'on' for '--tune <MODE>': `on` is not a tuning mode; expected off, quick or full For more information, try '--help'.");
     let on_cpu = ["--tune", "quick", "--device", "cpu", "-o", "tiny"];
     assert_snapshot!(error("compile", &on_cpu), @"× kernels can only be timed on a CUDA device, and this is the CPU, N threads; omit the tuning help: leave --tune and --timings out");
@@ -1390,7 +1390,7 @@ fn a_check_with_a_folder_looks_at_its_weights_and_at_every_output() {
     );
     let error = cli.error(&["check", "--weights", &gamma, "--config", "one.json"]);
     assert!(
-        error.contains("leaves out `bert.encoder.layer.1."),
+        error.contains("does not use `bert.encoder.layer.1."),
         "{error}"
     );
     // The changed description has a wrong shape in an output that is not computed by default. `check` reports it nevertheless.

@@ -399,18 +399,18 @@ fn refused(change: impl FnOnce(&mut Artifact)) -> String {
 
 #[test]
 fn impossible_kernels_are_refused() {
-    assert_snapshot!(refused(|a| kernel!(a, Gemm).problem.k = 0), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: a width of 0, expected 1 to 2147483647; compile the model again");
-    assert_snapshot!(refused(|a| kernel!(a, Gemm).tile = Tile { m: 0, n: 0, k: 0, warps_m: 0, warps_n: 0, stages: 0 }), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: Tile { m: 0, n: 0, k: 0, warps_m: 0, warps_n: 0, stages: 0 } is not a tile for f32 with a weight in f32; compile the model again");
-    assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).width = 0), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: a width of 0, expected 1 to 16777216; compile the model again");
-    assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).eps = f32::NAN), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: eps is NaN; compile the model again");
-    assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).dtype = DType::F16), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: it computes in f16, the program in f32; compile the model again");
-    assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).teams.warps = 33), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: Teams { warps: 33, x_rows: 4 } cannot hold rows of 16 f32; compile the model again");
-    assert_snapshot!(refused(|a| kernel!(a, EmbeddingLayerNorm).tables.clear()), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: 0 tables, expected 1 to 4; compile the model again");
-    assert_snapshot!(refused(|a| kernel!(a, EmbeddingLayerNorm).tables[0].offset = 20), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: a table of 20 rows, read from row 20 on; compile the model again");
-    assert_snapshot!(refused(|a| kernel!(a, MhaOnline).of.heads = u32::MAX), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: a width of 4294967295, expected 1 to 16777216; compile the model again");
-    assert_snapshot!(refused(|a| kernel!(a, MhaOnline).of.head = 0), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: a width of 0, expected 1 to 16777216; compile the model again");
-    assert_snapshot!(refused(|a| kernel!(a, MhaShort).max_len = 1 << 20), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: the longest sequence of a short kernel is 1048576; with head size 8 in f32 it is from 1 to 256, use the online kernel; compile the model again");
-    assert_snapshot!(refused(|a| a.program.kernels.push(KernelSpec::runtime()[1].clone())), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: a program cannot contain `pack_scan`, which belongs to the runtime; compile the model again");
+    assert_snapshot!(refused(|a| kernel!(a, Gemm).problem.k = 0), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is invalid: a width of 0, expected 1 to 2147483647; compile the model again");
+    assert_snapshot!(refused(|a| kernel!(a, Gemm).tile = Tile { m: 0, n: 0, k: 0, warps_m: 0, warps_n: 0, stages: 0 }), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is invalid: Tile { m: 0, n: 0, k: 0, warps_m: 0, warps_n: 0, stages: 0 } is not a tile for f32 with a weight in f32; compile the model again");
+    assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).width = 0), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is invalid: a width of 0, expected 1 to 16777216; compile the model again");
+    assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).eps = f32::NAN), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is invalid: eps is NaN, expected a finite number above 0; compile the model again");
+    assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).dtype = DType::F16), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is invalid: it computes in f16, the program in f32; compile the model again");
+    assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).teams.warps = 33), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is invalid: Teams { warps: 33, x_rows: 4 } cannot hold rows of 16 f32; compile the model again");
+    assert_snapshot!(refused(|a| kernel!(a, EmbeddingLayerNorm).tables.clear()), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is invalid: 0 tables, expected 1 to 4; compile the model again");
+    assert_snapshot!(refused(|a| kernel!(a, EmbeddingLayerNorm).tables[0].offset = 20), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is invalid: a table of 20 rows with an offset of 20, expected an offset below the number of rows, and at most 2147483647 rows; compile the model again");
+    assert_snapshot!(refused(|a| kernel!(a, MhaOnline).of.heads = u32::MAX), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is invalid: a width of 4294967295, expected 1 to 16777216; compile the model again");
+    assert_snapshot!(refused(|a| kernel!(a, MhaOnline).of.head = 0), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is invalid: a width of 0, expected 1 to 16777216; compile the model again");
+    assert_snapshot!(refused(|a| kernel!(a, MhaShort).max_len = 1 << 20), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is invalid: the longest sequence of a short kernel is 1048576; with head size 8 in f32 it is from 1 to 256, use the online kernel; compile the model again");
+    assert_snapshot!(refused(|a| a.program.kernels.push(KernelSpec::runtime()[1].clone())), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is invalid: a program cannot contain `pack_scan`, which belongs to the runtime; compile the model again");
 }
 
 #[test]
@@ -430,7 +430,7 @@ fn programs_that_would_reach_past_their_tensors_are_refused() {
         let out = a.program.outputs[0].1;
         if let Storage::Planned { last, .. } = &mut a.program.tensors[out].place { *last -= 1 }
     }), @"`[dir]/tiny` is not an artifact of this version of gemmule: the output `last_hidden_state` is not alive after the last step; compile the model again");
-    assert_snapshot!(refused(|a| a.program.steps.swap(1, 2)), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.context` binds `layer.0.query+key+value` outside its life; compile the model again");
+    assert_snapshot!(refused(|a| a.program.steps.swap(1, 2)), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.context` binds `layer.0.query+key+value` outside its lifetime; compile the model again");
     assert_snapshot!(refused(|a| a.program.steps.truncate(3)), @"`[dir]/tiny` is not an artifact of this version of gemmule: `hidden` lives from step 0 to 4 of 3; compile the model again");
     assert_snapshot!(refused(|a| {
         let at = weight(a);

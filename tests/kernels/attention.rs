@@ -134,7 +134,7 @@ fn what_cannot_be_had_is_refused_and_not_replaced() {
 fn warpgroup_attention_is_for_hopper_and_its_head_sizes() {
     let mut options = options(DType::F16);
     options.attention = AttentionChoice::Wgmma;
-    assert_snapshot!(compiled(&options).err().unwrap(), @"`layer.0.context` cannot be wgmma attention: warpgroup attention is for cards of compute capability 9.0, and not all targets are; use the online kernel");
+    assert_snapshot!(compiled(&options).err().unwrap(), @"`layer.0.context` cannot be wgmma attention: warpgroup attention needs compute capability 9.0, which not all targets have; use the online kernel");
     options.machine = hopper();
     assert_snapshot!(compiled(&options).err().unwrap(), @"`layer.0.context` cannot be wgmma attention: the head size is 16; warpgroup attention takes 32, 64, 96, 128 and 256, use the online kernel");
     // The config has two heads of width 32.
@@ -422,7 +422,7 @@ fn a_program_that_leaves_lengths_out_is_refused() {
         })
     };
     assert_snapshot!(damaged("online", 300, None), @"the step `layer.0.projected.product` reads `layer.0.context`, which is not computed for all its batches");
-    assert_snapshot!(damaged("online", 0, None), @"the step `layer.0.context` computes `layer.0.context` again");
+    assert_snapshot!(damaged("online", 0, None), @"the step `layer.0.context` computes `layer.0.context`, which is already computed for the same batch");
     assert_snapshot!(damaged("online", 256, Some(256)), @"the step `layer.0.context` has a kernel for an empty range of batches (longest 257 to 256)");
     assert_snapshot!(damaged("scores", 65, Some(256)), @"the step `layer.0.context.statistics` reads `layer.0.context.partials`, which is not computed for all its batches");
     assert_snapshot!(damaged("reduce", 0, None), @"the step `layer.0.context.statistics` reads `layer.0.context.partials`, which is not computed for all its batches");

@@ -184,7 +184,7 @@ fn other_pools_would_read_padding_too() {
         builder.padding(Padding::Kept)
     };
     assert!(kept("first_token").build().is_ok());
-    assert_snapshot!(error(kept("max_pool")), @"the output `z` takes the largest over tokens (`y`), which may be padding; to keep padding, ask for other outputs, such as values per token");
+    assert_snapshot!(error(kept("max_pool")), @"the output `z` takes the maximum over tokens (`y`), which may be padding; to keep padding, ask for other outputs, such as values per token");
     assert_snapshot!(error(kept("last_token")), @"the output `z` reads last tokens (`y`), which may be padding; to keep padding, ask for other outputs, such as values per token");
 }
 

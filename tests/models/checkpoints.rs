@@ -146,7 +146,7 @@ fn a_tensor_that_the_index_does_not_name_is_surplus() {
     let (outputs, log) = logged(Level::INFO, || run(&folder.load().expect("it loads")));
     assert_eq!(difference(&outputs, &direct()), 0.0);
     assert_snapshot!(folder.redact(&log), @r"
-    WARN `[dir]` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized
+    WARN `[dir]` has neither modules.json nor 1_Pooling/config.json, which define the pooling; the embedding of a text is the mean of its tokens, normalized
     WARN no output of the description `bert` reads the checkpoint's `cls.weight`; if the model was trained with them, results differ
     INFO the checkpoint's tensor `cls.weight` is not used
     ");
@@ -191,7 +191,7 @@ fn a_warning_shows_no_control_characters_of_a_name() {
     let (loaded, log) = logged(Level::INFO, || folder.load());
     loaded.expect("it loads all the same");
     assert_snapshot!(folder.redact(&log), @r"
-    WARN `[dir]` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized
+    WARN `[dir]` has neither modules.json nor 1_Pooling/config.json, which define the pooling; the embedding of a text is the mean of its tokens, normalized
     WARN no output of the description `bert` reads the checkpoint's `evil\x1b[2J\u{9b}31m`; if the model was trained with them, results differ
     INFO the checkpoint's tensor `evil\x1b[2J\u{9b}31m` is not used
     ");
@@ -206,7 +206,7 @@ fn surplus_tensors_do_no_harm() {
     let (outputs, log) = logged(Level::INFO, || run(&folder.load().expect("it loads")));
     assert_eq!(difference(&outputs, &direct()), 0.0);
     assert_snapshot!(folder.redact(&log), @r"
-    WARN `[dir]` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized
+    WARN `[dir]` has neither modules.json nor 1_Pooling/config.json, which define the pooling; the embedding of a text is the mean of its tokens, normalized
     INFO the checkpoint's tensor `cls.seq_relationship.weight` is not used
     ");
 }
@@ -233,7 +233,7 @@ fn tensors_that_no_output_reads_are_warned_about() {
     let (loaded, log) = logged(Level::WARN, || folder.load());
     loaded.expect("it loads all the same");
     assert_snapshot!(folder.redact(&log), @r"
-    WARN `[dir]` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized
+    WARN `[dir]` has neither modules.json nor 1_Pooling/config.json, which define the pooling; the embedding of a text is the mean of its tokens, normalized
     WARN no output of the description `bert` reads the checkpoint's `encoder.layer.0.attention.self.key_norm.weight` and 1 more of its tensors; if the model was trained with them, results differ
     ");
 }
@@ -248,7 +248,7 @@ fn values_that_are_not_numbers_are_warned_about_by_the_name_of_their_tensor() {
     let (loaded, log) = logged(Level::WARN, || folder.load());
     loaded.expect("it loads all the same");
     assert_snapshot!(folder.redact(&log), @r"
-    WARN `[dir]` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized
+    WARN `[dir]` has neither modules.json nor 1_Pooling/config.json, which define the pooling; the embedding of a text is the mean of its tokens, normalized
     WARN the tensor `encoder.layer.0.attention.self.query.weight` holds 2 values that are NaN or infinite; results that depend on it will be too
     ");
 }
@@ -398,7 +398,7 @@ fn every_cut_of_a_file_is_an_error() {
 #[test]
 fn a_missing_shard_is_named() {
     let index = index_of(&[("a", "model-00003-of-00002.safetensors")]);
-    assert_snapshot!(sharded(index).load_error(), @"`[dir]/model.safetensors.index.json` names the shard `model-00003-of-00002.safetensors`, which is not beside it; download it too");
+    assert_snapshot!(sharded(index).load_error(), @"`[dir]/model.safetensors.index.json` names the shard `model-00003-of-00002.safetensors`, which is not in the same folder; download the shard too");
 }
 
 #[test]
@@ -437,7 +437,7 @@ fn a_quantized_checkpoint_is_announced_with_its_layout() {
     let (loaded, log) = logged(Level::INFO, || builder.build());
     loaded.expect("it loads");
     assert_snapshot!(log, @r"
-    INFO the checkpoint's `lm_head.weight` has values of its own, and is not tied
+    INFO the checkpoint's `lm_head.weight` differs from the embedding table, so the two are not tied
     INFO the checkpoint is quantized: compressed-tensors (int8, a scale per output); its 15 quantized weights are dequantized when they are read, unless they keep their published values
     ");
 }

@@ -80,7 +80,7 @@ fn a_description_that_is_not_for_the_folder_names_the_one_that_is() {
 fn layers_that_would_be_left_out_are_an_error() {
     let folder = copy("hf-gamma");
     change(&folder, "config.json", json!({"num_hidden_layers": 1}));
-    assert_snapshot!(refused(&folder), @"the model leaves out `bert.encoder.layer.1.attention.output.LayerNorm.beta` and 15 more tensors of the checkpoint, although it reads the same tensor of other layers; check the number of layers in config.json and their index in the description. To leave them out, allow unused layers");
+    assert_snapshot!(refused(&folder), @"the model does not use `bert.encoder.layer.1.attention.output.LayerNorm.beta` and 15 more tensors of the checkpoint, although it uses the same tensor of other layers; check the number of layers in config.json and the layer index in the description, or allow unused layers");
     let cut = Engine::from_checkpoint(folder.path()).allow_unused_layers(true);
     assert!(cut.device(DeviceChoice::Cpu).build().is_ok());
     // A wrong description that reads one weight of layer 0 in all layers.
@@ -91,7 +91,7 @@ fn layers_that_would_be_left_out_are_an_error() {
     let forgot = bert.replace(named, "encoder.layer.0.output.dense.bias");
     let built = Engine::from_source("mine.ron", forgot).checkpoint(folder.path());
     let built = built.device(DeviceChoice::Cpu).build();
-    assert_snapshot!(folder.text(&built.err().expect("it is refused")), @"the model leaves out `bert.encoder.layer.1.output.dense.bias` of the checkpoint, although it reads the same tensor of other layers; check the number of layers in config.json and their index in the description. To leave them out, allow unused layers");
+    assert_snapshot!(folder.text(&built.err().expect("it is refused")), @"the model does not use `bert.encoder.layer.1.output.dense.bias` of the checkpoint, although it uses the same tensor of other layers; check the number of layers in config.json and the layer index in the description, or allow unused layers");
 }
 
 #[test]
@@ -622,7 +622,7 @@ fn late_chunking_needs_a_mean_and_room() {
     assert_snapshot!(refused("st-t5"), @"late chunking pools the tokens of each chunk by their mean, and the model of `[checkpoints]/st-t5` has the module `2_Dense` after the pooling; embed the texts separately");
     assert_snapshot!(refused("late-bert"), @"late chunking pools the tokens of each chunk by their mean, and the model of `[checkpoints]/late-bert` has a vector for each token already; embed the texts separately");
     assert_snapshot!(refused("hf-gamma"), @"late chunking pools the tokens of each chunk by their mean, and the model of `[checkpoints]/hf-gamma` has no modules.json, which would specify the mean of tokens; embed the texts separately");
-    assert_snapshot!(told("st-mean", &["a b c d e f", "g h i j k l m n", "o p q r s t u v w x y z"]), @"late chunking reads all chunks as one text, and together they have more than 16 tokens, the model's maximum; give fewer or shorter chunks");
+    assert_snapshot!(told("st-mean", &["a b c d e f", "g h i j k l m n", "o p q r s t u v w x y z"]), @"late chunking processes all chunks as one text, but together they have more than 16 tokens, the model's maximum; give fewer or shorter chunks");
     assert_snapshot!(told("st-mean", &["a", ""]), @"text 1 cannot be tokenized: it has no tokens");
 }
 

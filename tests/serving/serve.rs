@@ -1096,7 +1096,7 @@ fn templates_take_options_and_their_refusals_are_plain() {
             "user",
             call(broken),
             "messages",
-            "`messages[0].tool_calls[0].function.arguments` is a string that is not JSON (EOF while parsing an object at line 1 column 1); expected the JSON of an object, as the model called the tool with it",
+            "`messages[0].tool_calls[0].function.arguments` is a string that is not JSON (EOF while parsing an object at line 1 column 1); expected the arguments of the tool call as a JSON object",
         ),
     ] {
         let (status, told) = ask(role, more);
@@ -1880,11 +1880,11 @@ fn keys_let_those_in_who_have_one_and_balancers() {
         ),
         (
             "alice 2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b priority=3",
-            "line 1 has `priority=3` after the key; expected `max-priority=N`, the highest x-priority that counts for it, from 0 to 255",
+            "line 1 has `priority=3` after the key; expected `max-priority=N`, with N from 0 to 255, the max `x-priority` of requests with this key",
         ),
         (
             "alice 2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b max-priority=256",
-            "line 1 has `max-priority=256` after the key; expected `max-priority=N`, the highest x-priority that counts for it, from 0 to 255",
+            "line 1 has `max-priority=256` after the key; expected `max-priority=N`, with N from 0 to 255, the max `x-priority` of requests with this key",
         ),
     ] {
         assert_eq!(Keys::parse(text).unwrap_err().to_string(), error);

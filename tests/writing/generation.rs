@@ -658,7 +658,7 @@ fn what_cannot_run_is_refused_in_words() {
     insta::assert_snapshot!(refused(&[1], |o| (o.beams, o.logits) = (Some(Beams::of(2)), true)), @"beam search cannot return logits, which belong to one sequence; request one of the two");
     insta::assert_snapshot!(refused(&[1], |o| o.sampling = Some(Sampling { top_p: 0.0, ..Sampling::default() })), @"top_p is 0; expected a number above 0, up to 1");
     insta::assert_snapshot!(refused(&[1], |o| o.sampling = Some(Sampling { top_p: 1.5, ..Sampling::default() })), @"top_p is 1.5; expected a number above 0, up to 1");
-    insta::assert_snapshot!(refused(&[1, 5000], plain), @"token 1 of the prompt is 5000, but the vocabulary has 1003");
+    insta::assert_snapshot!(refused(&[1, 5000], plain), @"token 1 of the prompt is 5000, but the vocabulary has 1003 tokens");
     insta::assert_snapshot!(refused(&[1], |o| o.rules.max_new_tokens = 0), @"max_new_tokens is 0; expected at least one token");
     insta::assert_snapshot!(refused(&[1], |o| o.rules.repetition_penalty = 0.0), @"the repetition penalty is 0; expected a number above 0");
     insta::assert_snapshot!(refused(&[1; 400], |o| o.rules.max_new_tokens = 100), @"the request needs 3932160 bytes of KV cache, and its total size is 983040; use a larger cache, a shorter prompt or fewer new tokens");

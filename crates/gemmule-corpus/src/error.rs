@@ -50,7 +50,7 @@ pub enum CorpusError {
         format: &'static str,
     },
     #[error(
-        "the kept column `{column}` is called as a column of the output; rename the column of the output, or leave the other out of the kept columns"
+        "the kept column `{column}` has the same name as a column of the output; rename the output column, or leave `{column}` out of the kept columns"
     )]
     NameTaken { column: String },
     #[error("`{path}` cannot be read as {format}: {problem}")]
@@ -119,7 +119,7 @@ pub enum CorpusError {
     /// An error that stopped a run after some windows were finished. The same command resumes the
     /// run.
     #[error(
-        "{error}; {rows} rows are finished and kept in `{partial}`, and the same command goes on after them"
+        "{error}; {rows} rows are finished and kept in `{partial}`; run the same command again to continue after them"
     )]
     Stopped {
         #[source]

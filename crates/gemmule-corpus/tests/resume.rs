@@ -262,7 +262,7 @@ fn a_full_disk() {
     let parts = [
         "the disk is full",
         "0 rows are finished",
-        "the same command goes on",
+        "run the same command again",
     ];
     assert!(parts.iter().all(|part| text.contains(part)), "{text}");
     let report = embed(&job).expect("resumed");

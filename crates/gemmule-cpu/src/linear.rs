@@ -95,7 +95,9 @@ impl PackedWeight {
             MatmulPrecision::Bf16 => Form::Bf16(bf16::Bf16::new(weight, n, k)),
             #[cfg(not(target_arch = "x86_64"))]
             MatmulPrecision::Bf16 => {
-                unreachable!("who asks for bf16 products has asked whether there are any")
+                unreachable!(
+                    "bf16 products are requested only if `MatmulPrecision::is_supported` is true"
+                )
             }
             MatmulPrecision::Int8 => Form::Int8(int8::Int8::new(weight, n, k)),
         };

@@ -62,6 +62,6 @@ fn warn_of_pooling(folder: &Folder, graph: &Graph, mut id: NodeId) {
         _ => return,
     };
     tracing::warn!(
-        "`{name}` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is {pooled}{normalized}"
+        "`{name}` has neither modules.json nor 1_Pooling/config.json, which define the pooling; the embedding of a text is {pooled}{normalized}"
     );
 }

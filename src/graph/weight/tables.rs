@@ -124,7 +124,7 @@ impl Positions {
         let middle = self.span / 2;
         if middle < 2 || reach <= middle + 1 || self.farthest().is_none() {
             let expected = format!(
-                "a span from 4 on, and a reach from half of it and 2 on whose last row is within a distance of {}",
+                "a span of at least 4, a reach of at least half of the span plus 2, and the outermost rows within a distance of {}",
                 PositionBias::FARTHEST
             );
             return Some((found, expected));

@@ -214,7 +214,7 @@ fn a_read_only_disk_is_reported_once_and_does_not_fail_a_compilation() {
         .split_once(&root.path().display().to_string())
         .unwrap();
     let (_, tail) = tail.split_once(".cubin").unwrap();
-    insta::assert_snapshot!(format!("{head}ROOT/….cubin{tail}"), @"cannot write the kernel cache at ROOT/….cubin: Read-only file system (os error 30). To fix it, mount it writable, or set GEMMULE_CACHE to another folder; until then, kernels are compiled again at each start");
+    insta::assert_snapshot!(format!("{head}ROOT/….cubin{tail}"), @"cannot write the kernel cache at ROOT/….cubin: Read-only file system (os error 30). To fix it, remount the file system read-write, or set GEMMULE_CACHE to another folder; until then, kernels are compiled again at each start");
 }
 
 #[test]

@@ -519,7 +519,7 @@ impl GemmProblem {
             DType::F16 => Tolerance {
                 absolute: (2e-4 + 2.0 * k / 8.0 * f64::from(f32::EPSILON)) as f32,
                 relative: 1.5e-3,
-                reason: "f32 sums, truncated at every 8 products or more; one rounding to f16 (2^-11), and as much for tanh.approx",
+                reason: "f32 sums, truncated at every 8 products or more; one rounding to f16 (2^-11), and an error of the same size in tanh.approx",
             },
             DType::BF16 => Tolerance {
                 absolute: (2e-4 + 2.0 * k / 8.0 * f64::from(f32::EPSILON)) as f32,

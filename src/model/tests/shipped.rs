@@ -305,8 +305,7 @@ fn family_specific_keys_precede_common_ones() {
     other["hidden_size"] = json!(99);
     let distilbert = Description::shipped("distilbert").expect("it is shipped");
     let error = distilbert.expect("it is right").build(&other, None);
-    let expected =
-        "config.json: `hidden_size` is `99`; expected the value of `dim`, `8`, as both are one";
+    let expected = "config.json: `hidden_size` is `99`; expected `8`, the value of `dim`, because both keys have the same meaning";
     assert_eq!(error.expect_err("they differ").to_string(), expected);
     assert_eq!((model.dims["hidden"], model.dims["inner"]), (8, 16));
     assert!(model.graph.text().contains("layer.0.activated = relu"));

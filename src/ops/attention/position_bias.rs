@@ -30,7 +30,7 @@ pub struct SoftCap(f32);
 
 /// Error of a soft cap whose bound is not supported.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
-#[error("a soft cap of {0}; expected a finite number above 0, from 1e-30 to 1e30")]
+#[error("a soft cap of {0}; expected a number from 1e-30 to 1e30")]
 pub struct InvalidSoftCap(f32);
 
 impl SoftCap {

@@ -126,8 +126,8 @@ fn the_chart_shows_names_chunks_footprint_and_lower_bound() {
     let plan = ChunkAllocator::default().plan(&records).unwrap();
     let texts = texts(&svg(&names, &records, &plan));
     let says = |text: &str| assert!(texts.iter().any(|t| t == text), "{text}: {texts:#?}");
-    says("Lifetimes and places of 10 intermediate tensors");
-    says("lower bound 4.5 MiB, footprint 4.86 MiB in 1 chunk, 1.08 × as much");
+    says("Lifetimes and positions of 10 intermediate tensors");
+    says("lower bound 4.5 MiB, footprint 4.86 MiB in 1 chunk, 1.08 × the lower bound");
     says("chunk 0 (4.86 MiB)");
     says("operator, in topological order");
     for name in &names[..names.len() - 1] {

@@ -124,7 +124,7 @@ impl Lowering<'_> {
         self.only_attended(id)?;
         let found = self.adder(name);
         found.map(|node| self.tensor_of[&node]).ok_or_else(|| {
-            let problem = format!("no part before this one adds to the cache `{name}`");
+            let problem = format!("no earlier part of the model appends to the cache `{name}`");
             unsupported(self.graph, id, self.graph.op(id), problem)
         })
     }

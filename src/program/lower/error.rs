@@ -28,7 +28,7 @@ pub enum LowerError {
     )]
     UnmaskedAttention { node: String },
     #[error(
-        "`{node}` is causal, where tokens of a query's expansion would attend to each other; a causal late-interaction model is computed only with `attend_to_expansion_tokens`, or without `do_query_expansion`"
+        "`{node}` is causal, so the tokens that expand a query would attend to each other; for a causal late-interaction model, expected `attend_to_expansion_tokens: true` or `do_query_expansion: false`"
     )]
     CausalExpansion { node: String },
     #[error(

@@ -54,7 +54,7 @@ pub enum BatchError {
     )]
     NoEnd { sequence: usize, expected: u32 },
     #[error(
-        "sequence {sequence} ends with the padding token {id}, to which the other tokens attend, and the model computes its outputs at the last other token, which is not supported; remove the padding tokens from the end of the sequence"
+        "sequence {sequence} ends with the padding token {id}, but the model computes its outputs at the last token, which must not be padding; remove the padding tokens from the end of the sequence"
     )]
     EndsWithPadding { sequence: usize, id: u32 },
     #[error(
@@ -92,7 +92,7 @@ pub enum BatchError {
     )]
     Width { ids: usize, width: usize },
     #[error(
-        "{attended} tokens of sequence {sequence} are attended to; expected 1 to {len}, its tokens"
+        "the number of attended tokens of sequence {sequence} is {attended}; expected 1 to {len}, the length of the sequence"
     )]
     Attended {
         sequence: usize,
@@ -100,7 +100,7 @@ pub enum BatchError {
         len: u32,
     },
     #[error(
-        "tokens of sequence {sequence} attend to {attended} of its {len} tokens, and the engine's attention reads all of them; expected a late-interaction model with query expansion that is not attended to"
+        "tokens of sequence {sequence} attend to {attended} of its {len} tokens, but the engine's attention reads all of them; expected a late-interaction model that excludes query expansion from attention, or a batch without `with_attended`"
     )]
     NotAttended {
         sequence: usize,

@@ -167,7 +167,7 @@ mod tests {
         let told = batch.check(&limits(SequenceEnd::NotPadding(5)));
         assert_eq!(
             told.expect_err("the second ends with 5").to_string(),
-            "sequence 1 ends with the padding token 5, to which the other tokens attend, and the model computes its outputs at the last other token, which is not supported; remove the padding tokens from the end of the sequence"
+            "sequence 1 ends with the padding token 5, but the model computes its outputs at the last token, which must not be padding; remove the padding tokens from the end of the sequence"
         );
         // The library transformers uses the only token of a sequence even if it is the padding token, so such a sequence is valid.
         let one = Batch::from_packed(vec![5], &[1]).expect("a batch");

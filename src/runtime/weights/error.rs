@@ -52,7 +52,9 @@ pub enum CheckpointError {
         "values computed from the norm with `{tensor}` have no finite bound, so they have no scale in fp8; check the weights, or disable the pass `quantize_inputs`"
     )]
     NoBound { tensor: String },
-    #[error("`{index}` names the shard `{shard}`, which is not beside it; download it too")]
+    #[error(
+        "`{index}` names the shard `{shard}`, which is not in the same folder; download the shard too"
+    )]
     MissingShard { index: PathBuf, shard: String },
     #[error(
         "`{file}` lacks {n_missing} of the {n_needed} tensors that the model needs: {list}; is it a checkpoint of this model, with its own config.json?"

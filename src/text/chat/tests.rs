@@ -360,7 +360,7 @@ fn refused_conversations_name_the_field() {
         refused("[1]"),
         (
             "messages".to_owned(),
-            "`messages[0].tool_calls[0].function.arguments` is the JSON of a list; expected the JSON of an object, as the model called the tool with it".to_owned()
+            "`messages[0].tool_calls[0].function.arguments` is the JSON of a list; expected the arguments of the tool call as a JSON object".to_owned()
         )
     );
     assert!(refused("{").1.contains("is a string that is not JSON (EOF"));

@@ -38,7 +38,7 @@ impl TextEncoder {
                 "" => None,
                 prefix => Some(self.token_id(prefix).ok_or_else(|| {
                     self.late_problem(format!(
-                        "the prefix of a {name}, `{prefix}`, is no token of the tokenizer; expected one of its tokens, or \"\" for none (PyLate would add one with random weights)"
+                        "the prefix of a {name}, `{prefix}`, is not a token of the tokenizer; expected one of its tokens, or \"\" for none (PyLate would add the token with random weights)"
                     ))
                 })?),
             };
@@ -46,13 +46,13 @@ impl TextEncoder {
             if role == TextRole::Query && settings.expands && settings.floor > positions {
                 let length = settings.floor;
                 return Err(self.late_problem(format!(
-                    "queries are padded to {length} tokens, and the model has {positions} positions; expected at most as many"
+                    "queries are padded to {length} tokens, but the model has {positions} positions; expected a length of at most {positions}"
                 )));
             }
             let n_added = self.n_added() + usize::from(id.is_some());
             if length.min(positions) < n_added {
                 return Err(self.late_problem(format!(
-                    "the length of a {name} is {length}, and {n_added} tokens are added to each text; expected at least as many"
+                    "the length of a {name} is {length} tokens, but {n_added} tokens are added to each text; expected a length of at least {n_added}"
                 )));
             }
             let limit = length.min(positions) - usize::from(id.is_some());
@@ -218,7 +218,7 @@ impl TextEncoder {
         if let Some(token) = &settings.padding {
             return self.token_id(token).ok_or_else(|| {
                 self.late_problem(format!(
-                    "queries are padded with `{token}`, which is no token of the tokenizer"
+                    "queries are padded with `{token}`, which is not a token of the tokenizer; expected one of its tokens"
                 ))
             });
         }

@@ -110,7 +110,7 @@ impl TextEncoder {
         let wrong = |problem: String| Err(TextError::Text { index: 0, problem });
         if room == 0 {
             return wrong(format!(
-                "the question has {added} tokens with those that are added, and leaves no room for a part of its text in {max_tokens} tokens; shorten it"
+                "the question and the special tokens have {added} tokens, which leaves no room for a part of the text within {max_tokens} tokens; shorten the question"
             ));
         }
         if let Some(stride) = stride.filter(|&stride| stride >= room && room < own.len()) {
@@ -155,7 +155,7 @@ impl TextEncoder {
                 return Err(TextError::Text {
                     index: 0,
                     problem: format!(
-                        "the second text of the pair has {added} tokens with those that are added, and leaves no room in {limit} tokens; shorten it"
+                        "the second text of the pair and the special tokens have {added} tokens, which leaves no room for the first text within {limit} tokens; shorten the second text"
                     ),
                 });
             }

@@ -242,7 +242,7 @@ impl Model {
         let n_unknown = unknown.count();
         if n_unknown != 1 {
             return Err(format!(
-                "{n_unknown} pieces stand for unknown text; expected one"
+                "{n_unknown} pieces have the type UNKNOWN; expected one"
             ));
         }
         model.defined_lens.sort_unstable_by_key(|&len| Reverse(len));

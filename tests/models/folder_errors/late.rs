@@ -58,11 +58,11 @@ caused by: No such file or directory (os error 2)
 fn settings_of_late_interaction_that_are_wrong_are_named() {
     let with = |changes: Value| unread("late-bert", OWN, changes);
     assert_snapshot!(with(json!({"similarity_fn_name": "cosine"})), @r#"`[dir]/config_sentence_transformers.json`: `similarity_fn_name` is "cosine"; expected MaxSim, the only one of a late-interaction model"#);
-    assert_snapshot!(with(json!({"query_prefix": "[R] "})), @r#"`[dir]/config_sentence_transformers.json`: the prefix of a query, `[R] `, is no token of the tokenizer; expected one of its tokens, or "" for none (PyLate would add one with random weights)"#);
+    assert_snapshot!(with(json!({"query_prefix": "[R] "})), @r#"`[dir]/config_sentence_transformers.json`: the prefix of a query, `[R] `, is not a token of the tokenizer; expected one of its tokens, or "" for none (PyLate would add the token with random weights)"#);
     assert_snapshot!(with(json!({"document_prefix": 3})), @"`[dir]/config_sentence_transformers.json`: `document_prefix` is 3; expected a string");
     assert_snapshot!(with(json!({"query_length": 0})), @"`[dir]/config_sentence_transformers.json`: `query_length` is 0; expected a whole number from 1 to 16777216");
-    assert_snapshot!(with(json!({"query_length": 65})), @"`[dir]/config_sentence_transformers.json`: queries are padded to 65 tokens, and the model has 64 positions; expected at most as many");
-    assert_snapshot!(with(json!({"document_length": 2})), @"`[dir]/config_sentence_transformers.json`: the length of a document is 2, and 3 tokens are added to each text; expected at least as many");
+    assert_snapshot!(with(json!({"query_length": 65})), @"`[dir]/config_sentence_transformers.json`: queries are padded to 65 tokens, but the model has 64 positions; expected a length of at most 64");
+    assert_snapshot!(with(json!({"document_length": 2})), @"`[dir]/config_sentence_transformers.json`: the length of a document is 2 tokens, but 3 tokens are added to each text; expected a length of at least 3");
     assert_snapshot!(with(json!({"skiplist_words": [",", 3]})), @r#"`[dir]/config_sentence_transformers.json`: `skiplist_words` is [",",3]; expected a list of words"#);
     assert_snapshot!(with(json!({"do_query_expansion": "yes"})), @r#"`[dir]/config_sentence_transformers.json`: `do_query_expansion` is "yes"; expected true or false"#);
     assert_snapshot!(with(json!({"query_prefixes": "[Q] "})), @"`[dir]/config_sentence_transformers.json`: `query_prefixes` is not known (did you mean `query_prefix`?); remove it if it has no effect on the results");
@@ -77,7 +77,7 @@ fn settings_of_stanford_that_are_wrong_are_named() {
     let with = |changes: Value| unread("late-stanford", "artifact.metadata", changes);
     assert_snapshot!(with(json!({"similarity": "l2"})), @r#"`[dir]/artifact.metadata`: `similarity` is "l2"; expected cosine"#);
     assert_snapshot!(with(json!({"dim": null})), @"`[dir]/artifact.metadata`: there is no `dim`");
-    assert_snapshot!(with(json!({"query_token_id": "[unused7]"})), @r#"`[dir]/artifact.metadata`: the prefix of a query, `[unused7]`, is no token of the tokenizer; expected one of its tokens, or "" for none (PyLate would add one with random weights)"#);
+    assert_snapshot!(with(json!({"query_token_id": "[unused7]"})), @r#"`[dir]/artifact.metadata`: the prefix of a query, `[unused7]`, is not a token of the tokenizer; expected one of its tokens, or "" for none (PyLate would add the token with random weights)"#);
     let folder = copy("late-stanford");
     change(&folder, "artifact.metadata", json!({"dim": 24}));
     assert_snapshot!(refused(&folder), @"`[dir]/model.safetensors`: the tensor `linear.weight` is [16, 32], but the model needs [24, 32]; does the config.json belong to this checkpoint?");
@@ -158,7 +158,7 @@ fn settings_of_a_multi_vector_encoder_that_are_wrong_are_named() {
     let with = |changes: Value| unread("late-multi", "sentence_bert_config.json", changes);
     assert_snapshot!(with(json!({"query_length": 8})), @"`[dir]/sentence_bert_config.json`: `query_length` is 8; expected at least 20, the length to which queries are padded");
     assert_snapshot!(with(json!({"query_expansion": {"strategy": "max", "length": 8}})), @r#"`[dir]/sentence_bert_config.json`: `query_expansion`: `strategy` is "max"; expected fixed or min"#);
-    assert_snapshot!(with(json!({"query_expansion": {"strategy": "min", "length": 8, "token": "[NONE]"}})), @"`[dir]/config_sentence_transformers.json`: queries are padded with `[NONE]`, which is no token of the tokenizer");
+    assert_snapshot!(with(json!({"query_expansion": {"strategy": "min", "length": 8, "token": "[NONE]"}})), @"`[dir]/config_sentence_transformers.json`: queries are padded with `[NONE]`, which is not a token of the tokenizer; expected one of its tokens");
     let with = |changes: Value| unread("late-multi", OWN, changes);
     assert_snapshot!(with(json!({"similarity_fn_name": "dot"})), @r#"`[dir]/config_sentence_transformers.json`: `similarity_fn_name` is "dot"; expected maxsim or meanmaxsim"#);
 }

@@ -222,8 +222,8 @@ fn tokens_that_are_not_attended_to_need_a_mask() {
             .to_string()
     };
     insta::assert_snapshot!(refused(&[3]), @"numbers of attended tokens: expected 2, found 1");
-    insta::assert_snapshot!(refused(&[3, 3]), @"3 tokens of sequence 1 are attended to; expected 1 to 2, its tokens");
-    insta::assert_snapshot!(refused(&[0, 2]), @"0 tokens of sequence 0 are attended to; expected 1 to 5, its tokens");
+    insta::assert_snapshot!(refused(&[3, 3]), @"the number of attended tokens of sequence 1 is 3; expected 1 to 2, the length of the sequence");
+    insta::assert_snapshot!(refused(&[0, 2]), @"the number of attended tokens of sequence 0 is 0; expected 1 to 5, the length of the sequence");
     let expanded = batch()
         .with_attended(vec![3, 2])
         .expect("as many as tokens or fewer");
@@ -231,7 +231,7 @@ fn tokens_that_are_not_attended_to_need_a_mask() {
         .session()
         .expect("a session")
         .run(&expanded);
-    insta::assert_snapshot!(error.expect_err("its attention has no mask"), @"tokens of sequence 0 attend to 3 of its 5 tokens, and the engine's attention reads all of them; expected a late-interaction model with query expansion that is not attended to");
+    insta::assert_snapshot!(error.expect_err("its attention has no mask"), @"tokens of sequence 0 attend to 3 of its 5 tokens, but the engine's attention reads all of them; expected a late-interaction model that excludes query expansion from attention, or a batch without `with_attended`");
     engine("late-bert")
         .session()
         .expect("a session")

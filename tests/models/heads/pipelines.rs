@@ -127,7 +127,7 @@ fn labels_without_training_are_scored_as_by_transformers() {
         let told = engine.classify_zero_shot("rain", &["a"], &options);
         assert_eq!(
             told.expect_err("there is no place").to_string(),
-            "the template `no place` has no `{}`; expected one where the label stands"
+            "the template `no place` has no `{}`; put `{}` in the place of the label"
         );
     }
     let other = engine("tests/checkpoints/ce-one", "sequence_logits");

@@ -287,7 +287,7 @@ fn arguments_that_would_close_or_hide_everything_are_refused() {
         ),
         (
             "birds ",
-            "it begins or ends with white space; leave that out",
+            "it begins or ends with white space; remove the white space",
         ),
         ("a\nb", "it has control characters; leave them out"),
     ] {

@@ -437,7 +437,7 @@ fn web_pages_of_allowed_origins_may_read_answers_errors_and_streams() {
         (405, vec!["POST".to_owned()])
     );
     assert!(
-        body.contains("for web pages start the server with --cors-origin"),
+        body.contains("for web pages, start the server with --cors-origin"),
         "{body}"
     );
     assert!(!head.to_lowercase().contains("access-control"), "{head}");
@@ -492,7 +492,7 @@ fn gzip_bodies_are_read_within_the_limit_and_other_encodings_are_refused() {
     let (status, _, text) = send("/v1/embeddings", "gzip", &whole[..whole.len() - 6]);
     assert_eq!(status, 400);
     assert!(
-        text.contains("the body is not the gzip data that `content-encoding` says it is"),
+        text.contains("`content-encoding` declares gzip, but the body is not valid gzip data"),
         "{text}"
     );
     assert_eq!(send("/v1/embeddings", "gzip", body.as_bytes()).0, 400);
@@ -706,17 +706,17 @@ fn prompts_of_the_folder_stand_before_texts_of_a_kind() {
     refused(
         json!({"input": "rain", "input_type": "clustering"}),
         "input_type",
-        "`input_type` is `clustering`, and the model's folder has the prompts document, query; leave `input_type` out to take the text as it is",
+        "`input_type` is `clustering`, and the model's folder has the prompts document, query; leave `input_type` out to use the text without a prompt",
     );
     refused(
         json!({"input": "rain", "task": "text-matching", "model": "st-cls"}),
         "task",
-        "`task` is `text-matching`, and the model's folder has no prompts; leave `task` out to take the text as it is",
+        "`task` is `text-matching`, and the model's folder has no prompts; leave `task` out to use the text without a prompt",
     );
     refused(
         json!({"input": "rain", "input_type": "query", "model": "st-cls"}),
         "input_type",
-        "`input_type` is `query`, and the model's folder has no prompts; leave `input_type` out to take the text as it is",
+        "`input_type` is `query`, and the model's folder has no prompts; leave `input_type` out to use the text without a prompt",
     );
     refused(
         json!({"input": "rain", "input_type": "query", "task": "retrieval.passage"}),
@@ -726,7 +726,7 @@ fn prompts_of_the_folder_stand_before_texts_of_a_kind() {
     refused(
         json!({"input": [5, 6], "input_type": "query"}),
         "input_type",
-        "`input_type` puts a prompt before texts, and the input has token ids, which are taken as they are; send texts, or leave `input_type` out",
+        "`input_type` puts a prompt before texts, but the input has token ids, to which no prompt can be added; send texts, or leave `input_type` out",
     );
     refused(
         json!({"input": "rain", "input_type": 3}),

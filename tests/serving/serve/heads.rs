@@ -199,7 +199,7 @@ fn requests_that_heads_cannot_answer_are_told_why() {
             "/predict_tokens",
             json!({"inputs": "rain", "raw_scores": true, "aggregation_strategy": "max"})
         ),
-        "422 `raw_scores` are of tokens, and `aggregation_strategy` combines tokens by their probabilities; leave one of them out"
+        "422 `raw_scores` requests the logits of single tokens, but `aggregation_strategy` combines tokens by their probabilities; leave one of them out"
     );
     assert_eq!(
         refused("/v1/fill-mask", json!({"inputs": "rain"})),
@@ -222,7 +222,7 @@ fn requests_that_heads_cannot_answer_are_told_why() {
             zero_shot,
             json!({"inputs": "rain", "candidate_labels": ["a"], "hypothesis_template": "it is"})
         ),
-        "400 the template `it is` has no `{}`; expected one where the label stands"
+        "400 the template `it is` has no `{}`; put `{}` in the place of the label"
     );
     let questions = "/v1/question-answering";
     assert_eq!(

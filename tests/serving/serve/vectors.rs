@@ -80,7 +80,7 @@ fn a_prompt_is_a_name_or_a_text_or_the_default_of_the_server() {
     );
     assert_eq!(
         told("/embed", json!({"inputs": [5, 6], "prompt": "a"})),
-        "`prompt` puts a prompt before texts, and the input has token ids, which are taken as they are; send texts, or leave `prompt` out"
+        "`prompt` puts a prompt before texts, but the input has token ids, to which no prompt can be added; send texts, or leave `prompt` out"
     );
     for server in [plain, by_name, by_text] {
         server.shut_down(Duration::ZERO);
@@ -300,7 +300,7 @@ fn chunks_of_a_text_are_embedded_together() {
     let many = vec!["rain and wind"; 20];
     assert_eq!(
         told(json!({"input": many, "late_chunking": true})),
-        "late chunking reads all chunks as one text, and together they have more than 16 tokens, the model's maximum; give fewer or shorter chunks"
+        "late chunking processes all chunks as one text, but together they have more than 16 tokens, the model's maximum; give fewer or shorter chunks"
     );
     server.shut_down(Duration::ZERO);
 }
@@ -441,14 +441,14 @@ fn cohere_embeds_by_purpose_and_cuts_as_it_is_told() {
     assert_eq!(status, 400);
     assert_eq!(
         told["message"],
-        "`input_type` is `find`, and the model's folder has no prompts; leave `input_type` out to take the text as it is"
+        "`input_type` is `find`, and the model's folder has no prompts; leave `input_type` out to use the text without a prompt"
     );
     named = json!({"model": "st-mean", "texts": ["rain"], "input_type": "clustering"});
     let (status, told) = post(to, "/v2/embed", &named);
     assert_eq!(status, 400);
     assert_eq!(
         told["message"],
-        "`input_type` is `clustering`, and the model's folder has the prompts document, query; leave `input_type` out to take the text as it is"
+        "`input_type` is `clustering`, and the model's folder has the prompts document, query; leave `input_type` out to use the text without a prompt"
     );
     // By default, a text that exceeds the model's limit is truncated at its end.
     let long = format!("tower {}", "rain ".repeat(400));

@@ -116,7 +116,7 @@ impl Jsonl {
             .find(|(name, _)| self.is_verbatim && self.taken.contains(name));
         let texts = match taken {
             Some((name, _)) => Err(format!(
-                "the kept field `{name}` is called as a column of the output"
+                "the kept field `{name}` has the same name as a column of the output"
             )),
             None => texts,
         };

@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn tiles_of_amx_and_of_vectors_have_the_same_sums() {
         if !(amx::is_supported() && is_supported()) {
-            println!("not compared: this CPU has not both AMX and AVX-512 BF16");
+            println!("not compared: this CPU does not have both AMX and AVX-512 BF16");
             return;
         }
         for (rows, k) in [(1, 2), (3, 30), (8, 32), (9, 70), (16, 384)] {

@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn tiles_of_amx_and_of_vectors_have_the_same_sums() {
         if !(amx::is_supported() && is_supported()) {
-            println!("not compared: this CPU has not both AMX and AVX-512 VNNI");
+            println!("not compared: this CPU does not have both AMX and AVX-512 VNNI");
             return;
         }
         for (rows, depth) in [(1, 1), (3, 15), (8, 16), (9, 35), (16, 96)] {

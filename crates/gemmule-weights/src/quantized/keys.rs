@@ -47,7 +47,7 @@ impl Keys {
                 None => found = Some((self.path(name), value)),
                 Some((first, other)) if !are_equal(other, &value) => {
                     let problem = format!(
-                        "differs from `{}`, which stands for the same; remove one of them",
+                        "differs from `{}`, which has the same meaning; remove one of them",
                         shown(first)
                     );
                     return Err(wrong_key(&self.path(name), problem));

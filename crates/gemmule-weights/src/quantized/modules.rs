@@ -212,7 +212,7 @@ impl Config {
                 let name = match (module.find(SCALE), module.find(SCALE_INV)) {
                     (Some((name, _)), Some((other, _))) => {
                         let problem = format!(
-                            "is superfluous: `{}` is there, too; expected one scale of the weight. Use a checkpoint that has one",
+                            "is a second scale of the weight, next to `{}`; expected one; use a checkpoint with one scale per weight",
                             shown(name)
                         );
                         return Err(wrong_tensor(other, problem));

@@ -229,7 +229,7 @@ fn every_tensor_of_a_layout_is_needed_and_no_other() {
     refused(
         &settings,
         &more,
-        "`x.weight_scale_inv` is superfluous: `x.weight_scale` is there, too",
+        "`x.weight_scale_inv` is a second scale of the weight, next to `x.weight_scale`",
     );
     let plain = with(&tensors, tensor("x.weight", Element::BF16, &[3, 5]));
     refused(

@@ -229,8 +229,8 @@ impl Kernel for MhaLongScores {
     fn tolerance(&self) -> Tolerance {
         let absolute = 2e-5 * f64::from(self.head).sqrt() as f32 * self.scale.abs();
         let reason = "f32 sum over the head in another order, then one rounding to the stored type; \
-                      where that goes the other way for a tile's maximum, of up to about 8, the sum \
-                      of its exponentials moves by as much";
+                      if the maximum of a tile, up to about 8, is rounded to its other neighbor, \
+                      the relative change of the tile's sum of exponentials is the change of the maximum";
         match self.dtype {
             DType::F16 => Tolerance {
                 absolute,

@@ -64,7 +64,7 @@ impl Read<'_> {
 /// Error of kernel arguments. Every message names the kernel.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpError {
-    #[error("{op}: `{param}`, its input {index} counted from 0, was not given")]
+    #[error("{op}: `{param}` (input {index}, counted from 0) was not given")]
     MissingRead {
         op: &'static str,
         param: &'static str,

@@ -236,7 +236,7 @@ fn arguments(meter: &Rc<Meter>, text: &str, place: &str) -> Result<Value> {
     };
     let wrong = |found: String| {
         Error::messages(format!(
-            "`{place}` {found}; expected the JSON of an object, as the model called the tool with it"
+            "`{place}` {found}; expected the arguments of the tool call as a JSON object"
         ))
     };
     match parsed {

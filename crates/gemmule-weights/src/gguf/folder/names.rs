@@ -370,7 +370,9 @@ pub(super) fn check_layers(settings: &Settings<'_>, layers: u64) -> Result<()> {
         true => Ok(()),
         false => Err(wrong_key(
             &settings.key("block_count"),
-            format!("it is {layers}, and the file has {tensors} tensors; expected at most as many"),
+            format!(
+                "it is {layers}, but the file has {tensors} tensors; expected at most {tensors}"
+            ),
         )),
     }
 }

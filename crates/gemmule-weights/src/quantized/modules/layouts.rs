@@ -44,7 +44,7 @@ impl<'t> Module<'t> {
         match parts.find(|(part, _)| !known.contains(part)) {
             Some((_, (name, _))) => {
                 let problem = format!(
-                    "is superfluous: weights in {layout} have only {}; does the config.json belong to this checkpoint?",
+                    "is unexpected: weights in {layout} have only {}; does the config.json belong to this checkpoint?",
                     known.join(", ")
                 );
                 Err(wrong_tensor(name, problem))

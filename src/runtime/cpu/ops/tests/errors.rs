@@ -46,7 +46,7 @@ fn a_missing_or_surplus_argument_is_an_error() {
     let got = run(&add(), &extents, &[Read::Real(&x)], &mut [&mut out]);
     assert_eq!(
         message(got),
-        "combine: `b`, its input 1 counted from 0, was not given"
+        "combine: `b` (input 1, counted from 0) was not given"
     );
     let got = run(&add(), &extents, &[Read::Real(&x); 3], &mut [&mut out]);
     assert_eq!(message(got), "combine reads 2 tensors; 3 were given");
