@@ -32,8 +32,8 @@ use crate::{
 /// each beam ([`Beams::candidates`]), best first, with their log-probabilities after the request's rules.
 ///
 /// Rows without a beam are skipped. If the logit of a token is NaN or +∞, the number of candidates is [`Chosen::NotANumber`], and the first
-/// candidate is this token. The kernel also writes the results of [`ChooseToken`](super::decoding::ChooseToken) for each group of tokens.
-/// However, tokens with a repetition penalty are never the best of their group, because the kernel evaluates these tokens separately.
+/// candidate is this token. Like [`ChooseToken`](super::decoding::ChooseToken), the kernel also writes the best token of each group of the
+/// vocabulary. Unlike `ChooseToken`, it leaves out tokens with a repetition penalty there, because it evaluates them separately.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Candidates {
     pub vocabulary: u32,

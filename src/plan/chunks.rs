@@ -218,8 +218,9 @@ impl ChunkAllocator {
         }
     }
 
-    /// Packs the items into the existing chunks and at most one new chunk. Returns the packing, and the chunk of each bin. Returns `None`
-    /// if there are no chunks, or if a new chunk is needed and would raise the total above `within` bytes.
+    /// Packs the items into the existing chunks and at most one new chunk. Returns the packing, and the index of the chunk that each
+    /// bin of the packing stands for. Returns `None` if there are no chunks, or if a new chunk is needed and would raise the total above
+    /// `within` bytes.
     fn grow(
         &mut self,
         items: &[Item],

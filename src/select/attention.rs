@@ -353,7 +353,7 @@ mod tests {
         );
         let few = problem.by_length(&machine, Some(100));
         assert!(Batches::ALL.is_covered_by(&few.covered()));
-        // Only the last kernel supports all lengths, so no range can be omitted.
+        // The limit of 100 tokens omits no range: longer sequences must be served as well.
         assert_eq!(shown(&few).len(), all.len());
         let on_hopper = problem.by_length(&testing::hopper(), Some(100));
         assert_eq!(

@@ -20,7 +20,8 @@ pub struct Extents {
     pub cached_keys: u64,
     /// Total length of the sequences' source texts, whose keys another part of the model (the encoder) computed.
     pub source_slots: u64,
-    /// Number of pairs of a token and a key of its sequence's source text.
+    /// Number of pairs of a query and a key in cross-attention: the tokens of a sequence times the tokens of its source text, summed over
+    /// all sequences.
     pub source_pairs: u64,
     /// Index of the part of the model that the batch runs, such as the encoder or the decoder; 0 for a model of one graph.
     pub part: u32,

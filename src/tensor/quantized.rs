@@ -84,8 +84,8 @@ impl Scaled {
         self.with_codes(columns, codes, groups)
     }
 
-    /// Rounds a matrix like [`quantize_rows`](Self::quantize_rows), and returns the bytes that kernels read. This takes half of the memory
-    /// and of the time of [`quantize_rows`](Self::quantize_rows) and [`Quantized::pack`].
+    /// Rounds a matrix like [`quantize_rows`](Self::quantize_rows), and returns the bytes that kernels read. Unlike
+    /// [`quantize_rows`](Self::quantize_rows) followed by [`Quantized::pack`], it stores no codes of the whole matrix.
     pub fn pack_rows(
         self,
         n_rows: usize,

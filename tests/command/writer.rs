@@ -151,6 +151,41 @@ fn scores_are_those_of_transformers() {
 }
 
 #[test]
+fn quantized_weights_hardly_change_the_log_probabilities() {
+    let texts: Vec<String> = written()
+        .iter()
+        .map(|one| format!("{}{}", text(one, "prompt"), text(one, "text")))
+        .collect();
+    // Returns the log-probabilities of all tokens, except for the first of each text, which has none.
+    let scores = |more: &[&str]| -> Vec<f64> {
+        let mut args = vec!["score", "--json"];
+        texts.iter().for_each(|text| args.extend(["--text", text]));
+        let got = json(&[&args, more].concat());
+        let texts = got["texts"].as_array().expect("a list").iter();
+        let all = texts.flat_map(|text| text["log_probabilities"].as_array().expect("a list"));
+        all.filter_map(Value::as_f64).collect()
+    };
+    let mean = |values: &mut dyn Iterator<Item = f64>, n: usize| values.sum::<f64>() / n as f64;
+    let plain = scores(&[]);
+    for (kind, bound) in [
+        ("fp8", 0.01),
+        ("fp8_g128", 0.01),
+        ("int8", 0.01),
+        ("int4", 0.04),
+    ] {
+        let rounded = scores(&["--quantize", kind]);
+        assert_eq!(rounded.len(), plain.len());
+        let changes = || rounded.iter().zip(&plain).map(|(a, b)| a - b);
+        let change = mean(&mut changes().map(f64::abs), plain.len());
+        // The perplexity is exp(−mean).
+        let perplexity = (-mean(&mut changes(), plain.len())).exp();
+        assert!(change > 0.0, "{kind} rounds nothing");
+        assert!(change <= bound, "{kind}: {change}");
+        assert!((perplexity - 1.0).abs() <= bound, "{kind}: {perplexity}");
+    }
+}
+
+#[test]
 fn a_stream_is_the_text_and_a_stop_ends_it() {
     let prompt = ["generate", "--prompt", "Anna went to the pond."];
     let all = done(&prompt);

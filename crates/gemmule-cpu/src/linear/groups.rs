@@ -19,7 +19,8 @@ pub(super) const COLS: usize = VECTORS * LANES;
 /// Two bf16 or four 8-bit integers that are adjacent along k, the first in the lowest bits.
 pub(super) type Group = u32;
 
-/// A weight `[n, k]` as panels `[groups, 48]`. The last panel is padded with zeros.
+/// A weight `[n, k]` as panels of [`COLS`] of its n rows. A panel is `[depth, COLS]`: `depth` groups along k for each of its rows. The last
+/// panel is padded with zeros.
 pub(super) struct Panels {
     groups: Lines,
     depth: usize,

@@ -100,8 +100,8 @@ fn no_two_rows_share_an_element_and_all_lie_within_their_tensors() {
 
 #[test]
 fn all_three_kernels_match_a_worked_example() {
-    // Sequence 0 has one token. Sequence 1 has queries 1 and 0, and keys 0 and ln 3. The softmax weights are 1/4 and 3/4 for the first
-    // query, and 1/2 and 1/2 for the second query. Only the first of the 8 columns is nonzero.
+    // Sequence 0 has one token. In sequence 1, only the first of the 8 columns is nonzero. Its values are 1 and 0 in the two queries, and 0
+    // and ln 3 in the two keys. The softmax weights are thus 1/4 and 3/4 for the first query, and 1/2 and 1/2 for the second.
     let lens = [1, 2];
     let extents = Extents::of(&lens).expect("a batch");
     let [cu_lens, pair_offsets] = starts(&lens).map(HostTensor::Index);
