@@ -50,6 +50,8 @@ pub enum HeadError {
         tokens: usize,
         expected: usize,
     },
+    #[error("the model returned logits for {found} masks; expected {masks}")]
+    MaskRows { found: usize, masks: usize },
 }
 
 /// Checks that `logits` has `width` values for each of `tokens` tokens.
@@ -274,12 +276,10 @@ impl MaskJob {
         top_k: usize,
         targets: &[u32],
     ) -> Result<Vec<Vec<Filled>>, HeadError> {
-        let n = self.masks.len();
-        if rows.len() != n {
-            return Err(HeadError::Logits {
+        if rows.len() != self.masks.len() {
+            return Err(HeadError::MaskRows {
                 found: rows.len(),
-                tokens: n,
-                expected: 1,
+                masks: self.masks.len(),
             });
         }
         let padding = encoder.named_token("pad_token")?;
@@ -294,7 +294,7 @@ impl MaskJob {
                     token,
                     token_str: encoder.decode_with(&[token], false)?,
                     // In a text with several masks, special tokens are kept, so that the other masks remain visible.
-                    sequence: encoder.decode_with(&ids, n == 1)?,
+                    sequence: encoder.decode_with(&ids, self.masks.len() == 1)?,
                 })
             });
             best.collect::<Result<Vec<Filled>, HeadError>>()

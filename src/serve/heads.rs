@@ -25,7 +25,9 @@ impl From<HeadError> for ServeError {
                 let problem = format!("`{field}` is {found}; expected a number from 1 to {max}");
                 Self::invalid(field, problem)
             }
-            HeadError::Text(_) | HeadError::Logits { .. } => Self::Internal(problem),
+            HeadError::Text(_) | HeadError::Logits { .. } | HeadError::MaskRows { .. } => {
+                Self::Internal(problem)
+            }
         }
     }
 }

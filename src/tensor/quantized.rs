@@ -146,18 +146,18 @@ impl Scaled {
             },
             |(state, codes, groups), (nth, [mut blocks, mut scales])| {
                 for row in 0..AT_ONCE.min(padded - nth * AT_ONCE) {
-                    let is_padding = nth * AT_ONCE + row >= n_rows;
-                    match is_padding {
-                        true => codes.fill(self.zero()),
-                        false => write(state, nth * AT_ONCE + row, &mut codes[..columns], groups),
+                    let of_matrix = nth * AT_ONCE + row;
+                    if of_matrix < n_rows {
+                        write(state, of_matrix, &mut codes[..columns], groups);
+                    } else {
+                        codes.fill(self.zero());
+                        groups.fill((0.0, 0));
                     }
                     for (codes, rows) in codes.as_chunks().0.iter().zip(&mut blocks) {
                         self.put(codes, &mut rows[row * pitch..][..pitch]);
                     }
-                    if !is_padding {
-                        for (&group, rows) in groups.iter().zip(&mut scales) {
-                            self.put_scale(group, &mut rows[row * scale_bytes..][..scale_bytes]);
-                        }
+                    for (&group, rows) in groups.iter().zip(&mut scales) {
+                        self.put_scale(group, &mut rows[row * scale_bytes..][..scale_bytes]);
                     }
                 }
             },

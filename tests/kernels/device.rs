@@ -168,7 +168,7 @@ fn a_batch_larger_than_the_device_says_what_fits_and_leaves_the_session_usable()
     let DeviceName::Cuda(info) = engine.device().clone() else {
         panic!("the engine is on a CUDA device");
     };
-    // The batch has so many sequences that its largest tensor alone takes twice the device's memory.
+    // The largest tensor of the batch alone takes twice the device's memory.
     let bytes_a_sequence = 2 * u64::from(LENGTH) * u64::from(INNER);
     let n_sequences = (2 * info.memory / bytes_a_sequence) as usize + 1;
     let huge = vec![LENGTH; n_sequences];

@@ -140,7 +140,7 @@ fn contenders(plain: &MhaCached, machine: &Machine, batch: &Extents) -> Option<V
             DecodeCtas::MEDIUM.split(8),
         ];
         let on_hopper = machine.instructions == Instructions::Hopper;
-        let here = |k: &MhaDecode| match (k.ctas.size, k.splits()) {
+        let here = |k: &MhaDecode| match (k.ctas.size, k.ctas.splits) {
             (DecodeCta::Small, _) => true,
             (DecodeCta::Medium | DecodeCta::Large, 1) => on_hopper,
             (DecodeCta::Medium | DecodeCta::Large, n) => machine.clusters_at_once(n) > 0,
@@ -177,7 +177,7 @@ fn contenders(plain: &MhaCached, machine: &Machine, batch: &Extents) -> Option<V
 /// Returns a name of the kernel for tables and figures. It does not depend on the shape.
 fn label(kernel: &KernelSpec) -> &'static str {
     match kernel {
-        KernelSpec::MhaDecode(k) => match (k.ctas.size, k.splits()) {
+        KernelSpec::MhaDecode(k) => match (k.ctas.size, k.ctas.splits) {
             (DecodeCta::Small, _) => "mha_decode",
             (DecodeCta::Medium, 1) => "mha_decode by medium CTAs",
             (DecodeCta::Large, 1) => "mha_decode by large CTAs",

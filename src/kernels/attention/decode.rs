@@ -101,11 +101,6 @@ impl MhaDecode {
         }
     }
 
-    /// Number of CTAs among which the keys of one token and key head are split.
-    pub fn splits(&self) -> u32 {
-        self.ctas.splits
-    }
-
     /// CTAs per token if the keys are not split.
     pub fn ctas_of_token(&self) -> u32 {
         let MhaCached {
@@ -238,7 +233,7 @@ impl Kernel for MhaDecode {
 
     fn constants(&self) -> Constants {
         let plain = &self.plain;
-        let cluster = match self.splits() {
+        let cluster = match self.ctas.splits {
             1 => String::new(),
             splits => format!("__cluster_dims__({splits}, 1, 1) "),
         };
@@ -255,7 +250,7 @@ impl Kernel for MhaDecode {
             ("scaled", plain.pool.scaled.into()),
             ("warps", self.warps().into()),
             ("stages", self.stages().into()),
-            ("splits", self.splits().into()),
+            ("splits", self.ctas.splits.into()),
             ("min_ctas", self.min_ctas().into()),
             ("cluster", cluster.into()),
             ("appends", false.into()),
@@ -293,7 +288,7 @@ impl Kernel for MhaDecode {
         Launch {
             // There are at most 2^24 tokens, so the number of CTAs fits 32 bits.
             grid: [
-                extents.tokens.max(1) as u32 * self.splits(),
+                extents.tokens.max(1) as u32 * self.ctas.splits,
                 self.ctas_of_token(),
                 1,
             ],

@@ -583,7 +583,7 @@ impl Kernel for MhaWgmma {
         // Several tiles per pipeline, and more sequences than a warp has lanes.
         let many: Vec<u32> = (0..90).map(|i| 1 + i * 37 % 190).collect();
         cases.push(Case::new("many", &many));
-        // So many sequences that the scheduler's search takes two steps.
+        // The scheduler searches these sequences in two steps.
         let short: Vec<u32> = (0..1100).map(|i| 1 + i % 3).collect();
         cases.push(Case::new("two_steps", &short));
         cases

@@ -132,8 +132,8 @@ impl CachedAttention {
         let pair = self.step(DecodeCtas::LARGE.split(2));
         let of_token = u64::from(small.ctas_of_token());
         // An SM holds two CTAs of a cluster of eight, but only one CTA of a pair.
-        let few = 2 * machine.clusters_at_once(cluster.splits()) / of_token;
-        let pairs = few.max(machine.clusters_at_once(pair.splits()) / of_token);
+        let few = 2 * machine.clusters_at_once(cluster.ctas.splits) / of_token;
+        let pairs = few.max(machine.clusters_at_once(pair.ctas.splits) / of_token);
         let most = pairs.max(u64::from(machine.sms) / of_token);
         let part = |rows: (u64, Option<u64>), keys: Interval, choice: MhaDecode| Entry {
             batches: Batches {
@@ -145,25 +145,24 @@ impl CachedAttention {
         };
         // With a window, a token attends to at most the window's keys and its own key.
         let max_keys = self.0.by.window.map_or(u64::MAX, |w| u64::from(w) + 1);
+        // Divides the numbers of keys at `limit`. The second range is empty if no token attends to more keys.
+        let around = |limit: u64| {
+            let below = (max_keys > limit).then_some(limit);
+            let above = Interval::new(below.unwrap_or(u64::MAX), None);
+            (Interval::new(0, below), above)
+        };
         // The keys are split if the second CTA of a cluster has at least half as many keys as the first. With fewer keys, launching the
         // cluster takes longer than a single CTA needs for the keys.
-        let around = |cluster: &MhaDecode| {
-            let limit = cluster.min_keys_of_cta() * 3 / 2;
-            let unsplit = (max_keys > limit).then_some(limit);
-            let longer = Interval::new(unsplit.unwrap_or(u64::MAX), None);
-            (Interval::new(0, unsplit), longer)
-        };
-        let (short, longer) = around(&cluster);
-        let (single, paired) = around(&pair);
+        let (short, longer) = around(cluster.min_keys_of_cta() * 3 / 2);
+        let (single, paired) = around(pair.min_keys_of_cta() * 3 / 2);
         let single = single.within(longer);
-        let two_tiles = 2 * medium.keys_at_once();
-        let has_more_warps = large.keys_at_once() > medium.keys_at_once();
-        let most_keys = (has_more_warps && max_keys > two_tiles).then_some(two_tiles);
-        let few_keys = Interval::new(0, most_keys).within(short);
-        let more_keys = Interval::new(most_keys.unwrap_or(u64::MAX), None).within(short);
+        let (few_keys, more_keys) = around(match large.keys_at_once() > medium.keys_at_once() {
+            true => 2 * medium.keys_at_once(),
+            false => u64::MAX,
+        });
         let parts = vec![
-            part((0, Some(most)), few_keys, medium),
-            part((0, Some(most)), more_keys, large.clone()),
+            part((0, Some(most)), few_keys.within(short), medium),
+            part((0, Some(most)), more_keys.within(short), large.clone()),
             part((0, Some(few)), longer, cluster),
             part((few, Some(pairs)), single, large.clone()),
             part((few, Some(pairs)), paired, pair),
@@ -178,9 +177,8 @@ impl CachedAttention {
     /// the kernel. Returns no entries on cards other than Hopper, or if the Hopper kernel does not support the problem.
     ///
     /// A tile of 64 queries takes less time per key tile than a larger tile, but more time per query. It shortens launches in which the
-    /// tile with the most keys determines the time. Tiles of 64 queries are used up to one tile per SM, or up
-    /// to `SMALL_QUARTERS / 4` tiles per SM if their numbers of keys are large and differ. The measurements are in
-    /// docs/history/attention.md, section 86.
+    /// tile with the most keys determines the time. Tiles of 64 queries are used up to one tile per SM, or up to `SMALL_QUARTERS / 4` tiles
+    /// per SM if their numbers of keys are large and differ. The measurements are in docs/history/attention.md, section 86.
     fn long(&self, machine: &Machine) -> Vec<Entry<KernelSpec>> {
         let MhaCached {
             heads, head, pool, ..

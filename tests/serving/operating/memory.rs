@@ -40,7 +40,7 @@ fn sent(name: &'static str, path: &'static str, body: String, at_once: usize) ->
     }
 }
 
-/// Returns a request body that consists of `begin`, copies of `part`, and `end`. There are so many copies that the body has the max size.
+/// Returns a request body that consists of `begin`, copies of `part`, and `end`. The number of copies fills the max size of a body.
 fn filled(begin: &str, part: &str, end: &str) -> String {
     let n = (BODY - begin.len() - end.len()) / part.len();
     format!("{begin}{}{end}", part.repeat(n))
