@@ -1,6 +1,6 @@
-//! Benchmarks of memory planning, which runs before the launches of each batch. They measure three times: a plan for the 87 intermediate
-//! tensors of a 12-layer encoder, a plan for 90 tensors with random lifetimes (for which the search does not end early), and the lookup of
-//! a cached plan.
+//! Benchmarks of memory planning, which runs before the launches of each batch. They time a plan for the 87 intermediate tensors of a
+//! 12-layer encoder, a plan for 90 tensors with random lifetimes (for which the search does not end early), and the lookup of a cached
+//! plan.
 //!
 //! Targets: at most 100 µs for a plan, at most 2 µs for a lookup.
 

@@ -46,8 +46,8 @@ def main(root):
                 case = {"text": source, "source_lang": source_lang, "target_lang": target_lang, "ids": ids[0].tolist()}
                 out = translate(model, ids, max_new_tokens=12, num_beams=4, num_return_sequences=N + 1, **forced)
                 scores = out.sequences_scores
-                # Skip cases with nearly equal scores. gemmule sums in another order, so the last digits differ, and with them the order
-                # of the translations could differ.
+                # Skip cases with nearly equal scores. gemmule sums in another order, so the last digits of scores differ. This could
+                # change the order of the translations.
                 if (scores[:-1] - scores[1:]).min() > 1e-4:
                     cases.append(case | {"texts": texts(own, out)[:N], "scores": scores[:N].tolist()})
                 # Force the first tokens of the decoder: the start token, the language token, and a prefix.

@@ -209,7 +209,7 @@ def ct2(task, batch, n, new):
 
 
 CONTENDERS = {"eager": lambda *of: Torch(*of, False), "compiled": lambda *of: Torch(*of, True), "generate": generate, "ct2": ct2}
-# Classes of kernels, with parts of kernel names. A kernel belongs to the first class with a part of its name.
+# Classes of kernels, each with substrings of kernel names. A kernel belongs to the first class with a substring that occurs in its name.
 CLASSES = (("GEMM", ("gemm", "gemv", "cutlass", "xmma", "nvjet", "cublas", "splitkreduce")), ("attention", ("flash", "fmha", "attention", "softmax_warp")),
            ("copies", ("index", "gather", "scatter", "copy", "memcpy", "cat")), ("other", ("",)))
 

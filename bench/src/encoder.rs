@@ -30,7 +30,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     ours: encoder::Args,
     /// Also time the peers (other implementations in PyTorch): auto (with python3, if it has
-    /// PyTorch), off, or the path of a Python
+    /// PyTorch), off, or the path of a Python interpreter
     #[arg(long, value_name = "auto|off|PYTHON", default_value = "off", num_args = 0..=1, default_missing_value = "auto")]
     peers: peers::Choice,
     /// Peers to time: compile (Hugging Face's model with torch.compile on the padded batch), packed

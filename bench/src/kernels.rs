@@ -48,7 +48,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     workloads: Option<PathBuf>,
     /// Also time PyTorch's kernels (the peers): auto (with python3, if it has PyTorch), off, or the
-    /// path of a Python
+    /// path of a Python interpreter
     #[arg(long, value_name = "auto|off|PYTHON", default_value = "auto", num_args = 0..=1, default_missing_value = "auto")]
     peers: peers::Choice,
     /// Correct the cost model, which selects kernels, by the timings in this file, written by
@@ -139,7 +139,7 @@ pub(crate) fn run(args: Args) -> Outcome {
 
 impl Args {
     /// Returns the selection of kernels for the card of the device, by its cost model and the given timings. Without a device, returns the
-    /// selection for the default card, because the problems do not depend on the card.
+    /// selection for the default card. This suffices for printing the problems, which do not depend on the card.
     fn launched(&self, device: Option<&Device>) -> Result<Launched, Report> {
         let Some(device) = device else {
             let usual = Machine::usual().into_diagnostic()?;

@@ -1,5 +1,5 @@
-//! Finds the kernel that a model launches for a single operator, by the number of rows and the card. The selection itself is that of the
-//! library.
+//! Finds the kernel that a model launches for a single operator, given the number of rows and the card. The library itself makes the
+//! selection.
 
 use std::cell::RefCell;
 

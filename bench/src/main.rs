@@ -57,8 +57,8 @@ enum Command {
     /// Simulate the papers' serving figures with cost tables (TurboTransformers 8, 9, 12, table 4;
     /// TCB 9 to 16)
     Serving(serving::Args),
-    /// Time a stream of requests of random lengths with CUDA graphs of buckets, of exact shapes,
-    /// and without graphs
+    /// Time a stream of requests of random lengths with CUDA graphs of buckets, with graphs of
+    /// exact shapes, and without graphs
     Stream(Box<stream::Args>),
 }
 

@@ -1,5 +1,5 @@
-//! A stream of requests of random lengths, launched kernel by kernel, with CUDA graphs for exact shapes, and with CUDA graphs for buckets
-//! of shapes.
+//! Times a stream of requests of random lengths in three ways: launched kernel by kernel, with CUDA graphs for exact shapes, and with CUDA
+//! graphs for buckets of shapes.
 
 use std::{path::PathBuf, process::ExitCode};
 

@@ -116,7 +116,7 @@ pub(crate) struct Subject {
 const DEVIATION: f32 = 0.04;
 
 impl Subject {
-    /// Creates a builder for the model's hidden states, one row per token.
+    /// Creates an engine builder whose output is the hidden states of the model, one row per token.
     pub(crate) fn builder(&self) -> Result<Builder, EngineError> {
         let mut builder = Engine::builder(&self.model)
             .device(self.device)

@@ -208,8 +208,8 @@ impl Reranker {
     }
 }
 
-/// Returns the output from which scores are computed: the token vectors for late-interaction models and BGE-M3, whose folders have a layer
-/// for them, or the logits for cross-encoders.
+/// Returns the output from which scores are computed: token vectors for late interaction, logits for cross-encoders. Late interaction is
+/// used if the folder has settings for it, or the layer `colbert_linear` of BGE-M3.
 fn scored(folder: &Folder) -> Result<&'static str> {
     let layers = ["colbert_linear.safetensors", "colbert_linear.pt"];
     let is_late = folder.late_interaction().is_some()

@@ -191,7 +191,7 @@ impl TextModel {
         })
     }
 
-    /// Scores documents for a query by their token vectors, which stay on a CUDA device. A prompt is given for each role.
+    /// Scores documents for a query by their token vectors, which stay on a CUDA device. `of_query` and `of_documents` are the prompts.
     ///
     /// # Errors
     /// Returns the errors of [`rows`](Self::rows).

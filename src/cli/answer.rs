@@ -39,7 +39,7 @@ pub(super) struct Args {
     /// Number of tokens by which two consecutive parts of the text overlap
     #[arg(long, value_name = "N")]
     stride: Option<usize>,
-    /// Allow an empty answer, which means that the text contains none
+    /// Allow an empty answer, which means that the text does not contain the answer
     #[arg(long)]
     no_answer: bool,
     /// Do not extend answers to word boundaries

@@ -1,4 +1,4 @@
-//! Commands of features with which this program was not built.
+//! Commands of features that this program was built without.
 
 use std::ffi::OsString;
 

@@ -29,7 +29,7 @@ pub(super) struct Args {
     /// Tuning mode: quick (some seconds) or full (up to two minutes)
     #[arg(long, value_name = "MODE", default_value = "quick")]
     tune: TuneMode,
-    /// Time limit in seconds. After it, no further number of tokens is timed
+    /// Time limit in seconds. No further batch sizes are timed after it
     #[arg(long, value_name = "S")]
     seconds: Option<u64>,
     /// Start with the timings in this file

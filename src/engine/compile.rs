@@ -287,7 +287,8 @@ pub fn compile(
     })
 }
 
-/// Returns the requested outputs, and the intermediates that are outputs of the description; `None` if there are neither.
+/// Returns the requested outputs and those `intermediates` that are outputs of the description or of the modules. Returns `None`,
+/// which selects the default outputs, if there are neither.
 fn chosen_outputs<'a>(
     description: &'a Description,
     options: &'a CompileOptions,

@@ -1,4 +1,4 @@
-//! Choice of the device, and a record of the cost model and timings by which its kernels were chosen.
+//! Choice of the device, and a record of the cost model and the timings that selected an engine's kernels.
 
 use std::{fmt, str::FromStr};
 

@@ -205,7 +205,7 @@ pub enum EngineError {
     ArtifactFolder {
         file: PathBuf,
         folder: PathBuf,
-        /// Description of the differences of sizes and modules.
+        /// Description of the differences in sizes and modules.
         differences: String,
     },
     #[error(

@@ -193,7 +193,7 @@ fn check_config(
     for trunk in &trunks {
         let has = |name: &str| names.contains(&format!("{trunk}{name}").as_str());
         let folder = folder.join(trunk);
-        // Opening a folder with an adapter returns an error that names the adapter's base model, so it is not checked here.
+        // A folder with an adapter is not checked here, because opening it returns an error that names the adapter's base model.
         if has("config.json")
             && !has("adapter_config.json")
             && let Some(config) = json(&folder.join("config.json"), Kind::Config)

@@ -285,7 +285,7 @@ impl Session {
     }
 }
 
-/// Checks that all scores are finite. This also detects NaN in the vectors of a document, because it propagates to the score.
+/// Checks that all scores are finite. This check also detects NaN in the vectors of a document, because NaN propagates to the score.
 fn check_finite(scores: &[f32]) -> Result<(), EngineError> {
     let is_bad = |score: &f32| !score.is_finite();
     match scores.iter().position(is_bad) {

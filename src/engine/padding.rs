@@ -54,7 +54,7 @@ impl Kept {
                 Symbol::Tokens => lens()
                     .flat_map(|(b, n)| (0..n).map(move |i| b * longest + i))
                     .collect(),
-                // Keep the scores whose query and key are both tokens of the sequence instead of padding.
+                // Keep the scores whose query and key are both tokens of the sequence, not padding.
                 Symbol::Pairs => lens()
                     .flat_map(|(b, n)| (0..n).map(move |i| (b, n, i)))
                     .flat_map(|(b, n, i)| (0..n).map(move |j| (b * longest + i) * longest + j))

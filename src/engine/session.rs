@@ -114,9 +114,9 @@ impl Session {
         }
     }
 
-    /// Reserves memory on a CUDA device for batches of up to `extents`. Without a reservation, a batch that needs more memory than the
-    /// session has waits until the batch in flight has ended, because memory is only allocated when no batch is in flight. Does nothing on
-    /// a CPU, where memory is allocated when it is needed.
+    /// Reserves memory on a CUDA device for batches of up to `extents`. Memory is only allocated when no batch is in flight. Without a
+    /// reservation, a batch that needs more memory therefore waits until the batch in flight has ended. Does nothing on a CPU, where memory
+    /// is allocated when it is needed.
     ///
     /// # Errors
     /// Returns an error if memory cannot be allocated, or if the extents exceed the declared maximum.
@@ -127,8 +127,8 @@ impl Session {
         }
     }
 
-    /// Measures the idle time of a CUDA device between two consecutive submissions of the batch, in microseconds, for each of
-    /// `runs` pairs. Empty on the CPU.
+    /// Submits the batch repeatedly, and returns the idle time of a CUDA device between consecutive runs, in microseconds, for `runs` pairs
+    /// of runs. The first `warm_up` pairs are discarded. Returns an empty vector on the CPU.
     ///
     /// # Errors
     /// Returns the errors of [`submit`](Self::submit) and [`Pending::wait`].

@@ -43,7 +43,7 @@ pub enum TuneMode {
 impl TuneMode {
     const ALL: [Self; 3] = [Self::Off, Self::Quick, Self::Full];
 
-    /// Returns the batch sizes to time, in tokens, ascending. They are not powers of two, because such batches fill every tile and would
+    /// Returns the batch sizes to time, in tokens, ascending. They are not powers of two, because a power of two fills every tile and would
     /// favor large tiles.
     fn tokens(self) -> Vec<u64> {
         let per_octave = match self {

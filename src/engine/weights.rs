@@ -43,7 +43,7 @@ pub(super) fn n_ordered(program: &Program) -> usize {
     program.tensors.iter().filter(is_ordered).count()
 }
 
-/// Opens a folder's checkpoint, and checks that it has all tensors of the program in their shapes.
+/// Opens a folder's checkpoint, and checks that it has all tensors of the program with the expected shapes.
 ///
 /// # Errors
 /// Returns an error if files are missing or damaged, or if tensors are missing or have another shape.

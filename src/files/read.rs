@@ -199,7 +199,7 @@ impl Beginning {
         }
     }
 
-    /// Returns the path, and the bytes of the file up to `most + 1`, including the first ones.
+    /// Reads the file up to a total of `most + 1` bytes. Returns the path and all bytes, including those that were read when it was opened.
     fn up_to(mut self, most: u64) -> Result<(PathBuf, Vec<u8>), ReadError> {
         let left = (most + 1).saturating_sub(self.bytes.len() as u64);
         match self.file.take(left).read_to_end(&mut self.bytes) {

@@ -49,7 +49,7 @@ fn a_path_is_trusted_if_no_other_user_may_write_to_it_or_its_parents() {
         for open in [0o777, 0o757, 0o775] {
             set_mode(path, open);
             assert!(trust::resolve(&file, Writers::Nobody).is_err(), "{open:o}");
-            // Only the group has write permission. The group may consist of the user alone.
+            // In addition to the owner, only the group may write. The group may consist of the user alone.
             let group_only = open == 0o775;
             let allowed = trust::resolve(&file, Writers::Group).is_ok();
             assert_eq!(allowed, group_only, "{open:o}");

@@ -46,7 +46,7 @@ pub fn generation_config(folder: &Path) -> Result<SamplingParams, GenerateError>
     generation_config_of(&ModelFiles::open(folder)?)
 }
 
-/// Reads the generation settings of a model like [`generation_config`].
+/// Reads the generation settings from the files of a model. See [`generation_config`].
 ///
 /// # Errors
 /// Returns the errors of [`generation_config`].

@@ -27,8 +27,8 @@ pub(super) struct Row {
     /// Source of an encoder-decoder model.
     pub(super) source: Option<Source>,
     /// Fence of the prefill run that processes the prompt or source on a separate stream. Until that run is enqueued, this is the fence of
-    /// the newest earlier run, which may still write to the request's blocks for a canceled request that had them before. `None` once the
-    /// fence has passed.
+    /// the newest earlier run: if a canceled request had the blocks before, that run may still write to them. `None` once the fence has
+    /// passed.
     pub(super) filled: Option<Arc<Fence>>,
     /// The request's row in the device's decode loop; the first row of a beam search.
     pub(super) row: Option<usize>,

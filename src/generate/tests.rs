@@ -296,14 +296,14 @@ fn run(subject: &Subject, bytes: u64, acts: &[Action]) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// Checks the blocks and cache slots of requests, admission, and cancellation for a model that continues a prompt.
+    /// Admits, runs and cancels requests of a model that continues a prompt, and checks their blocks, cache slots and results.
     #[test]
     fn prompts_own_their_blocks_and_have_the_results_of_running_alone(blocks in 2u64..40, acts in acts()) {
         let block = WRITER.engine.generator(0).map_or(0, |g| g.block_bytes);
         run(&WRITER, blocks * block, &acts);
     }
 
-    /// Checks the blocks and cache slots of requests, admission, and cancellation for a model that generates from a source.
+    /// Admits, runs and cancels requests of a model that generates from a source, and checks their blocks, cache slots and results.
     #[test]
     fn sources_own_their_blocks_and_have_the_results_of_running_alone(blocks in 2u64..40, acts in acts()) {
         let block = TRANSLATOR.engine.generator(0).map_or(0, |g| g.block_bytes);

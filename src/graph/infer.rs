@@ -485,8 +485,8 @@ fn positive(scale: f32) -> Result<(), String> {
     }
 }
 
-/// Checks the window, the bias and the cap of attention scores with `heads` heads. `operands` are the bias and the sinks, as far as
-/// present; their shapes are also checked.
+/// Checks the window, the bias and the cap of attention scores with `heads` heads. Also checks the shapes of `operands`: the bias and the
+/// sinks, if there are any.
 fn distances(
     by: PositionBias,
     heads: u64,

@@ -252,7 +252,7 @@ impl Graph {
             .map(|e| (e.id(), e.target(), *e.weight()))
             .collect();
         for (edge, target, slot) in edges {
-            // The replacement `new` may itself read `old`, and continues to do so.
+            // If `new` itself reads `old`, keep this edge.
             if target != new {
                 self.inner.remove_edge(edge);
                 self.inner.add_edge(new, target, slot);
@@ -374,7 +374,7 @@ impl Graph {
     /// Checks that every output exists, that the graph has no cycle, that names are unique, and that stored shapes equal the inferred ones.
     ///
     /// # Errors
-    /// Returns an error if a check fails: the first violation.
+    /// Returns an error for the first check that fails.
     pub fn verify(&self) -> Result<(), GraphError> {
         let mut names = BTreeMap::new();
         for (output, id) in &self.outputs {

@@ -11,8 +11,8 @@ pub struct WeightNames {
     pub endings: Vec<(String, Vec<String>)>,
     /// Alternative names of single tensors.
     pub others: BTreeMap<String, Vec<String>>,
-    /// Folders with separate weights, next to the checkpoint's files. Tensors of `2_Dense` are called `2_Dense/linear.weight` and have no
-    /// alternative names.
+    /// Folders with separate weights, next to the checkpoint's files. The tensor `linear.weight` of `2_Dense` is called
+    /// `2_Dense/linear.weight`. Such tensors have no alternative names.
     pub folders: Vec<String>,
     /// Names of tied tensors that are not read, each with the name of the tensor that is read instead.
     #[serde(default)]

@@ -13,7 +13,7 @@ pub struct TokenVectors {
 }
 
 impl TokenVectors {
-    /// Returns the vectors of the tokens `ids` that take part in scores. `rows` has one vector for each of `ids`.
+    /// Selects the vectors of the tokens that take part in scores. `rows` has one vector for each token in `ids`.
     ///
     /// # Panics
     /// Panics if the length of `rows` is not a multiple of the number of `ids`.

@@ -27,7 +27,7 @@ pub(super) enum Body {
 /// limits the size of the copy.
 const MAX_FRAME: usize = 64 << 10;
 
-/// A body that keeps the memory share of its request, and thus the memory charged for the request, until the body is dropped.
+/// A body with the memory share of its request. The request remains charged for this memory until the body is dropped.
 struct Charged<T>(
     T,
     #[expect(dead_code, reason = "it ends the charge when it is dropped")] Arc<Share>,

@@ -35,7 +35,7 @@ pub(super) struct Failure {
     of_input: Option<Box<OfInput>>,
 }
 
-/// Problem of an input of the request. The message depends on the route, because each route names its inputs differently.
+/// A problem with an input of a request. The message depends on the route, because each route names its inputs differently.
 #[derive(Clone, Debug)]
 struct OfInput {
     subject: Subject,
@@ -66,7 +66,7 @@ impl Failure {
         }
     }
 
-    /// Sets the text that an error about an input refers to. The default is [`Subject::Input`]. Does not change other errors.
+    /// Sets which text of the request an error about an input refers to. The default is [`Subject::Input`]. Does not change other errors.
     pub fn about(mut self, subject: Subject) -> Self {
         if let Some(of_input) = &mut self.of_input {
             of_input.subject = subject;

@@ -36,7 +36,7 @@ enum Announced {
 }
 
 impl Framing {
-    /// Returns whether the bytes so far end before the first byte of a request.
+    /// Returns whether the bytes read so far end outside any request.
     pub fn is_between(&self) -> bool {
         self.place == Place::Between && self.line.is_empty()
     }

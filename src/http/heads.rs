@@ -52,7 +52,7 @@ fn texts(param: &'static str, value: Value) -> Result<(Vec<String>, bool), Failu
     }
 }
 
-/// Returns the results of a request. If the request had a single text and no list, returns its result without a list.
+/// Returns the results of a request as a list. If the request had a single text instead of a list, returns only its result.
 fn unlisted(mut all: Vec<Value>, is_list: bool) -> Value {
     match (is_list, all.len()) {
         (false, 1) => all.remove(0),

@@ -172,8 +172,8 @@ fn statuses(route: Route) -> Vec<(u16, &'static str)> {
     }
 }
 
-/// Returns the schema of an object with restrictions on the fields that the route does not support. Some of them are accepted with certain
-/// values; any other field may only be null. `prefix` is the path of the object, with a trailing dot; empty for the body.
+/// Restricts the fields of an object that `schema` does not list. A field that the route ignores may have any value. Other known fields may
+/// have their neutral values. All other fields must be null. `prefix` is the path of the object with a trailing dot; empty for the body.
 fn closed(route: Route, prefix: &str, mut schema: Value) -> Value {
     let mut accepted: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for field in FIELDS.iter().filter(|field| !field.is_computed(route)) {

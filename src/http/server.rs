@@ -496,7 +496,7 @@ impl App {
                 Err(ReloadError::Busy) if !self.models.is_retired() => {}
                 Err(error) => return tracing::error!("{error}"),
             }
-            // Set the flag again before sleeping: a SIGHUP in the meantime then starts no further reload.
+            // Set the flag before sleeping, so that a SIGHUP during the sleep does not start another reload.
             self.reload_waits.store(true, Ordering::Release);
             std::thread::sleep(CHECK_INTERVAL);
         }

@@ -20,7 +20,7 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-/// Interval between checks whether the client of a half-closed connection has disconnected.
+/// Interval at which [`Watch`] checks whether the client of a half-closed connection has disconnected.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// Interim response that probes a half-closed connection. A client that still reads ignores it. If the client has closed the connection,
 /// its operating system answers with a reset.
@@ -38,8 +38,8 @@ struct Shared {
     stream: TcpStream,
     /// Whether the operating system has accepted all bytes written so far.
     is_flushed: AtomicBool,
-    /// Whether the client has begun a request that has no response yet. True when bytes arrive. When a response is written, true only if a
-    /// part of the next request has already arrived.
+    /// Whether the client has begun a request that has no response yet. Becomes true when bytes arrive. Becomes false when a response is
+    /// written, unless a part of the next request has already arrived.
     has_begun: AtomicBool,
 }
 

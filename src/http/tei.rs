@@ -88,7 +88,8 @@ fn routed(
     app.models.routed(model?, name.as_slice())
 }
 
-/// Computes the inputs of a request. Its fields determine truncation and the prompt. Returns the answers and the number of their tokens.
+/// Runs the model on the inputs of a request, with the truncation and the prompt that its fields select. Returns the answers and the total
+/// number of tokens of the inputs.
 async fn embedded(
     app: &RequestContext<'_>,
     model: &Model,
@@ -235,8 +236,8 @@ pub(super) async fn tokenize(app: &RequestContext<'_>, mut fields: Fields) -> Ha
         })
         .collect::<Result<_, _>>()?;
     let bytes: usize = texts.iter().map(String::len).sum();
-    // A token of a few letters becomes a JSON object of about 60 bytes. If the response grows beyond this reservation, further memory is
-    // charged.
+    // Reserve memory for the response. A token of a few letters becomes a JSON object of about 60 bytes. If the response grows beyond the
+    // reservation, further memory is charged.
     let reserved = TOKEN_LETTER * bytes as u64;
     app.share().reserve(reserved).await?;
     let share = Arc::clone(app.share());

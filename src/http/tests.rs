@@ -140,7 +140,7 @@ fn errors_recommend_a_field_that_the_route_has() {
     }
 }
 
-/// Routes that compute no embeddings or scores by themselves.
+/// Routes whose handlers compute neither embeddings nor scores.
 const OTHERS: [Route; 5] = [
     Route::Base,
     Route::Decode,

@@ -111,7 +111,8 @@ async fn discard(mut body: Incoming) {
     }
 }
 
-/// Response body. It holds a token until the body has been sent, so that the connection can count its open requests.
+/// Response body. It holds a clone of the connection's `Arc` until the body has been sent, so that the connection can count its open
+/// requests.
 pub(super) struct Download {
     body: Body,
     _token: Arc<()>,

@@ -379,7 +379,7 @@ fn decode(key: &CacheKey, bytes: &[u8]) -> Result<Cubin, String> {
             payload.len()
         ));
     }
-    // `header_len` is at most the length of the payload, so it fits a usize.
+    // `header_len` is at most the length of the payload, so it fits in a usize.
     let (header, cubin) = payload.split_at(header_len as usize);
     if digest(header, cubin) != *hash {
         return Err("its contents do not match its hash".to_owned());

@@ -424,7 +424,7 @@ impl Kernel for BeamStep {
                 (own[1], own[2]) = match *kept {
                     Kept::Before(place) => (state(first + place, 1), state(first + place, 2)),
                     Kept::New(step) => {
-                        // Find the first row of the group whose part of `found` is free: it holds none of the sequences that are kept.
+                        // Find the first free row of the group. A row is free if its part of `found` holds none of the kept sequences.
                         let of_group = i / of_group * of_group..(i / of_group + 1) * of_group;
                         let free = of_group.map(|place| place as i64);
                         let place = free.into_iter().find(|place| !used.contains(place));
@@ -474,7 +474,7 @@ impl Kernel for BeamStep {
         ]
     }
 
-    /// Returns batches in which all rows have the same number of tokens, because the beams of a request do.
+    /// Returns batches in which all rows have the same number of tokens, like the beams of a request.
     fn cases(&self) -> Vec<Case> {
         let of = |name, rows: usize, known: u32| Case {
             cached: vec![known; rows],

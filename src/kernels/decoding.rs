@@ -93,7 +93,7 @@ impl ChooseToken {
         }
     }
 
-    /// Returns the results that the kernel writes for each group of a row. `there` are the sequence's tokens so far.
+    /// Returns the results that the kernel writes for each group of a row. `there` contains the sequence's tokens so far.
     fn groups_of_row(
         &self,
         logits: &[f32],

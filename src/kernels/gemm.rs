@@ -82,7 +82,7 @@ pub struct Tile {
 /// an MMA of E4M3 elements by conversions and MMAs in f16.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Gemm {
-    /// Must have no gate. The weight has the type of x or is packed, or x and the weight are both in E4M3 or both in int8.
+    /// A problem without a gate. The weight has the type of x or is packed, or x and the weight are both in E4M3 or both in int8.
     pub problem: GemmProblem,
     pub tile: Tile,
 }

@@ -365,7 +365,7 @@ pub(super) fn affine_params(width: u32, dtype: DType) -> [Param; 2] {
 }
 
 /// Returns the fill of the input. In f32, its mean is large compared to its deviation, to reveal cancellation in the variance. In 16-bit
-/// types, the mean is 0, because such an input would be rounded to a few distinct values.
+/// types, the mean is 0, because an input with a large mean would be rounded to a few distinct values.
 pub(super) fn input_fill(dtype: DType) -> Fill {
     let mean = if dtype == DType::F32 { 10.0 } else { 0.0 };
     Fill::Normal {

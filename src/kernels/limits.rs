@@ -7,7 +7,7 @@ use crate::{
     tensor::DType,
 };
 
-/// Max number of elements of a tensor: more than fit the memory of any GPU.
+/// Max number of elements of a tensor, which is more than the memory of any GPU can hold.
 pub const MAX_ELEMENTS: u64 = 1 << 40;
 
 pub(super) fn real(what: &str, value: f32) -> Result<(), String> {

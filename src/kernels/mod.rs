@@ -272,8 +272,8 @@ pub enum RowOrder {
     /// N extent of an MMA, a lane's accumulators are 8 neighboring columns. The matrix and the box have a multiple of `GROUP` rows.
     /// Coordinates are a column, three zeros, and the index of the group.
     Quads,
-    /// The order of the rows in the matrix. One copy stores this number of horizontally adjacent boxes, one after another. The matrix has a
-    /// multiple of `box_columns` columns. Coordinates are a zero, a row, and the index of the first box.
+    /// The order of the rows in the matrix. One copy stores the given number of horizontally adjacent boxes, one after another. The matrix
+    /// has a multiple of `box_columns` columns. Coordinates are a zero, a row, and the index of the first box.
     Boxes(u32),
     /// In each block of [`RowOrder::BLOCK`] rows, row 32w + 4g + 2i + h is stored at index 64i + 16w + 8h + g (w < 4, g < 8; i, h < 2).
     /// With these rows as the M extent of MMAs, a lane's accumulators are 4 neighboring rows. The matrix has a multiple of
@@ -319,7 +319,7 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Returns a launch with a one-dimensional grid. A number of CTAs above 32 bits saturates to a value that the driver rejects.
+    /// Returns a launch with a one-dimensional grid. If `ctas` exceeds 32 bits, it saturates to a value that the driver rejects.
     pub(crate) fn of_ctas(ctas: u64, threads: u32, shared_bytes: u32) -> Self {
         Self {
             grid: [u32::try_from(ctas).unwrap_or(u32::MAX), 1, 1],
@@ -468,8 +468,8 @@ pub trait Kernel {
         reads.position(|p| p.name == "weight")
     }
 
-    /// Floating-point operations of the matrix products in one launch, two per multiply-add, as in ByteTransformer's table II. It is 0 for
-    /// memory-bound kernels.
+    /// Number of floating-point operations of the matrix products in one launch, two per multiply-add, as in ByteTransformer's table II; 0
+    /// for memory-bound kernels.
     fn flop(&self) -> Size {
         self.weight().map_or(Size::constant(0), class::product_flop)
     }
@@ -484,11 +484,11 @@ pub trait Kernel {
         Vec::new()
     }
 
-    /// Checks that a program that is read from a file may contain this kernel with these values of the fields.
+    /// Checks that a program from a file may contain this kernel with its current field values.
     ///
     /// # Errors
-    /// Returns an error with the reason if it may not. The default implementation always returns an error. It is for kernels that only the
-    /// runtime launches, and that no program may contain.
+    /// Returns the reason if the program may not contain the kernel. The default implementation always returns an error. Kernels that only
+    /// the runtime launches use this default, because no program may contain them.
     fn validate(&self) -> Result<(), String> {
         Err(format!(
             "a program cannot contain `{}`, which belongs to the runtime",

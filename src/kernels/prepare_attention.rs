@@ -63,8 +63,8 @@ impl PrepareAttention {
 
     /// Max columns per head. A warp keeps a head in registers.
     pub const MAX_HEAD: u32 = 256;
-    /// Max number of tokens for which several CTAs share the heads of a token. With one CTA per token, so few tokens would not fill the
-    /// GPU.
+    /// Max number of tokens for which several CTAs share the heads of a token. With one CTA per token, a small number of tokens would
+    /// not fill the GPU.
     const FEW_TOKENS: u64 = 1024;
     /// Max tokens per CTA. The angles of all tokens of a CTA are computed in parallel.
     const MAX_TOKENS: u64 = 8;
@@ -274,7 +274,7 @@ impl Kernel for PrepareAttention {
         let at_once = u64::from(machine.sms) * Self::CTAS_PER_SM;
         let share = (tokens / at_once.max(1)).clamp(1, Self::MAX_TOKENS);
         let grid = match tokens > Self::FEW_TOKENS {
-            // There are at most 2^24 tokens, so the number of CTAs fits 32 bits.
+            // There are at most 2^24 tokens, so the number of CTAs fits in 32 bits.
             true => [tokens.div_ceil(share) as u32, 1, 1],
             false => [tokens as u32, self.units().div_ceil(self.at_once()), 1],
         };

@@ -55,7 +55,7 @@ pub struct Teams {
 }
 
 impl Teams {
-    /// Max elements per thread in the default teams. The elements, gamma, beta and addresses fit 128 registers, so that an SM holds 16
+    /// Max elements per thread in the default teams. The elements, gamma, beta and addresses fit in 128 registers, so that an SM holds 16
     /// warps.
     const DEFAULT_PER_THREAD: u32 = 32;
     /// Max elements per thread, over all rows of its team, without spills.
@@ -177,7 +177,8 @@ impl Teams {
         u64::from(machine.sms) * u64::from(self.ctas_per_sm(width, dtype) * rows_per_cta)
     }
 
-    /// Min CTAs per SM for `__launch_bounds__`: the number that [`Teams::resident_rows`] assumes, up to the number that fits every GPU.
+    /// Min CTAs per SM for `__launch_bounds__`: the number that [`Teams::resident_rows`] assumes, but at most the number that fits on every
+    /// GPU.
     pub(super) fn min_ctas_per_sm(self, width: u32, dtype: DType) -> u32 {
         let most = match self.x_rows {
             1 => (Self::THREADS_PER_SM / self.threads()).max(1),
@@ -442,7 +443,7 @@ mod tests {
         assert_eq!(few(1024, DType::F16), 4);
         assert_eq!(few(768, DType::F32), 6);
         assert_eq!(few(8192, DType::F16), 8);
-        // Rows of 31 elements fit one warp, four rows at a time.
+        // Rows of 31 elements fit in one warp, four rows at a time.
         assert_eq!(
             Teams::by_rows(31, DType::F16, &hopper()),
             [(

@@ -337,8 +337,8 @@ impl Tolerance {
             sum += f64::from(error);
             difference.max = difference.max.max(error);
             let worst = match error {
-                // An error of 0 or infinity is not divided by the tolerance, because the quotient could be NaN: the tolerance may be 0, and
-                // it is not finite if `want` is not.
+                // Do not divide an error of 0 or infinity by the tolerance. The tolerance may be 0, infinite or NaN, so the quotient could
+                // be NaN.
                 0.0 | f32::INFINITY => error,
                 error => error / (self.absolute + self.relative * want.abs()),
             };

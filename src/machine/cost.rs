@@ -73,7 +73,7 @@ pub struct Wgmma {
     pub activation: f64,
     /// Cycles to compute the activation of an output with one consumer warpgroup.
     pub activation_by_one: f64,
-    /// Ratio of the store time with one warpgroup to that with two warpgroups, whose stores are limited by memory.
+    /// Ratio of the store time with one warpgroup to the store time with two warpgroups. Memory limits the stores of two warpgroups.
     pub one_warpgroup: f64,
     /// Additional cycles of the activation of an output if it overlaps with the MMAs of another tile, with which it competes for registers.
     pub contention: f64,

@@ -1,7 +1,7 @@
 use super::Machine;
 use crate::names::nearest;
 
-/// An error when a card's description is read or looked up.
+/// An error in reading or finding the description of a card.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum MachineError {
     #[error("the card description `{name}` is invalid: {problem}")]

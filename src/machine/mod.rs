@@ -131,7 +131,7 @@ pub struct Live {
 pub enum Served {
     /// The file describes the card itself.
     Own,
-    /// The file describes another card, which has the same compute capability or the newest described capability that is older.
+    /// The file describes another card of the same compute capability or, if no such card is described, of the newest older capability.
     Nearest,
 }
 

@@ -62,7 +62,7 @@ fn every_file_describes_a_plausible_card() {
             "{name}"
         );
         assert!(tensor > fma, "{name}");
-        // The number of clusters does not grow with their size, and their CTAs do not exceed the SMs.
+        // The number of resident clusters never increases with the cluster size, and they have at most one CTA per SM.
         assert!(
             machine.clusters.windows(2).all(|pair| pair[0] >= pair[1]),
             "{name}"

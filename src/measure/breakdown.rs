@@ -61,8 +61,8 @@ impl Engine {
 }
 
 impl Session {
-    /// Measures a run of a batch by kernel class. A device replays the launches of one class at a time ([`CudaSession::time_parts`]); the
-    /// CPU takes the time of each step. Medians are over `runs` runs after `warm_up` warm-up runs.
+    /// Measures a run of a batch by kernel class. A device replays the launches of one class at a time ([`CudaSession::time_parts`]). On
+    /// the CPU, each step of a run is timed. Medians are over `runs` runs after `warm_up` warm-up runs.
     pub fn breakdown(
         &mut self,
         batch: &Batch,

@@ -60,7 +60,7 @@ const FUSED_ONLY: [&str; 6] = [
 /// norms before layers, gates and rotary positions. The E4M3 kernels of other sizes differ from those of these two only in width.
 const IN_FP8: [&str; 2] = ["bert-base", "modernbert-base"];
 
-/// Returns the name, description and `config.json` of the shipped models.
+/// Returns the name of each published model size, with the name of its description and its config.json.
 pub fn shipped_configs() -> Result<Vec<(&'static str, &'static str, Value)>, EngineError> {
     CONFIGS
         .iter()

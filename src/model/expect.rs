@@ -27,8 +27,8 @@ pub(super) fn counted() -> Vec<String> {
 
 /// An expected number of nodes in the graph after the passes, in all of it or in one iteration of a `Repeat`.
 ///
-/// A node is counted in an iteration if its name starts with that of the iteration, such as `layer.3`. If a pass merges nodes, the
-/// result has the name of one of them, so the result of nodes of one iteration is counted in this iteration.
+/// A node is counted in an iteration if its name starts with that of the iteration, such as `layer.3`. If a pass merges nodes of
+/// one iteration, the merged node has the name of one of them, so it is counted in the same iteration.
 #[derive(Clone, Debug)]
 pub struct Expectation {
     /// Iteration of a `Repeat`, such as `layer.3`; `None` for the whole graph.

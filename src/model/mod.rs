@@ -82,7 +82,7 @@
 //!
 //! # Supported models
 //!
-//! Transformers with absolute or rotary positions or position biases, LayerNorm or RMSNorm before or after each part (or both), full or
+//! Transformers with absolute or rotary positions or position biases, LayerNorm or RMSNorm before or after each sublayer (or both), full or
 //! causal attention, optionally with a window, with sinks and with grouped-query heads, gates, the pointwise activations above, and any
 //! head. These include GPT-1 and 2, GPT-Neo, OPT, BLOOM, MPT, GPT-NeoX, GPT-J, Falcon, Cohere, Llama, Mistral, EXAONE, GLM-4, Nemotron,
 //! StarCoder, StableLM, SmolLM3, Granite, OLMo, Phi, Qwen2 and 3, Gemma 1 to 3; the encoder-decoder models Marian, BART, mBART, M2M-100,
@@ -107,8 +107,8 @@
 //! - Relative keys and values that are added to keys and values by distance (Shaw et al. 2018: BERT's `relative_key`). No kernel fuses
 //!   `relative_scores` into attention yet, so the scores are stored and their memory grows with the square of the sequence length.
 //! - Frequencies of rotary positions that depend on a sequence's length (`dynamic` beyond the trained length).
-//! - Pooling by a token that is found by its id (for CLIP, this is the last token, since its tokenizer ends a text with it), means weighted
-//!   by token, and sums over tokens (SPLADE's first version).
+//! - Pooling by a token that is found by its id, except for the end token (`end` of `last_token`, as in CLIP), means weighted by token, and
+//!   sums over tokens (SPLADE's first version).
 //! - Precomputed values that depend only on weights, such as projections of distances: they are recomputed for every batch.
 
 mod activations;
@@ -351,8 +351,8 @@ pub struct Model {
     pub vocab: u32,
     /// Maximum sequence length in tokens, from the position table, the rotary positions or [`MAX_CONTEXT`]; `None` if there is no limit.
     pub max_positions: Option<u32>,
-    /// Maximum of `max_positions` if the model is built with a larger [`MAX_CONTEXT`], which may select the rotary frequencies for long
-    /// contexts; `None` if `max_positions` cannot be larger.
+    /// Maximum value of `max_positions` that a larger [`MAX_CONTEXT`] allows, with the rotary frequencies for long contexts if necessary;
+    /// `None` if `max_positions` cannot be larger.
     pub extended_positions: Option<u32>,
     /// Exclusive upper bound of type ids; `None` if the model reads none.
     pub type_rows: Option<u32>,

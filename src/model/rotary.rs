@@ -55,7 +55,7 @@ const STRETCHED: [&str; 6] = [
     "mscale_all_dim",
 ];
 
-/// Key of `dynamic` by which the base `theta` is enlarged for sequences of all lengths.
+/// Key of a `dynamic` scaling with a number that enlarges the base `theta` for sequences of all lengths.
 const ALPHA: &str = "alpha";
 
 /// Keys of `longrope`.

@@ -1,4 +1,4 @@
-//! Pointwise functions, and their definitions in f64. These are the references for the faster implementations on devices.
+//! Pointwise functions, and their definitions in f64. The definitions are the references for the faster implementations on devices.
 
 use std::f64::consts::{FRAC_2_SQRT_PI, PI, SQRT_2};
 
@@ -45,8 +45,8 @@ impl Activation {
         }
     }
 
-    /// Bound on the absolute error of the device function for 16-bit types if the result is near 0, before rounding to 16 bits. For results
-    /// of GELU below 2⁻⁶ in magnitude: 0.18 · 2⁻¹⁶.
+    /// Bound on the absolute error of the device function for 16-bit types if the result is near 0, before rounding to 16 bits. For GELU,
+    /// the bound is 0.18 · 2⁻¹⁶, and it holds for results below 2⁻⁶ in magnitude.
     pub const fn error_at_zero(self) -> f32 {
         match self {
             Activation::GeluExact | Activation::GeluTanh => 2.8e-6,
@@ -144,7 +144,7 @@ fn erf_series(x: f64) -> f64 {
     FRAC_2_SQRT_PI * (-x * x).exp() * sum
 }
 
-/// Abramowitz and Stegun 7.1.14 for x ≥ 2, evaluated from its 80th level:
+/// Abramowitz and Stegun 7.1.14 for x ≥ 2, a continued fraction that is evaluated from level 80 upward:
 /// `exp(−x²)/√π · 1/(x + ½/(x + 1/(x + 3/2/(x + …))))`.
 fn erfc_fraction(x: f64) -> f64 {
     let fraction = (1..=80)

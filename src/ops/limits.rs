@@ -2,5 +2,5 @@
 /// overflowing.
 pub const MAX_WIDTH: u32 = 1 << 24;
 
-/// Max rows of a table: ids are signed 32-bit integers.
+/// Max rows of a table, because ids are signed 32-bit integers.
 pub const MAX_ROWS: u32 = i32::MAX as u32;

@@ -16,7 +16,7 @@ pub fn noise(seed: u64, column: u32) -> f64 {
     }
 }
 
-/// Last word of the Philox counter for noise. The counters used to sample tokens reach this value only after 2⁶³ sequences.
+/// Last word of the Philox counter for noise. In counters for sampling tokens, the last word has this value only after 2⁶³ sequences.
 pub(crate) const LATENT: u32 = 1 << 31;
 
 /// Combines the low and high halves of a sequence's seed ([`BatchInput::Seeds`](super::BatchInput::Seeds)).

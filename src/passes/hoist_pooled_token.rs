@@ -45,9 +45,9 @@ impl Pass for HoistPooledToken {
 }
 
 impl HoistPooledToken {
-    /// Returns the values that need to be computed only for pooled tokens, because only pools or other returned values read them. The set
-    /// is empty if the graph has caches. It is also empty if it would contain no linear layer, because the additional pools would then save
-    /// nothing.
+    /// Returns the set of values that need to be computed only for pooled tokens. Every reader of such a value is a pool, or is itself in
+    /// the set. The set is empty if the graph has caches. It is also empty if it would contain no linear layer, because the additional
+    /// pools would then save nothing.
     fn hoisted(
         &self,
         graph: &Graph,
@@ -214,7 +214,7 @@ mod tests {
 
     const PASS: &str = "hoist_pooled_token";
 
-    /// Returns attention with one head and a feed-forward network, whose result is pooled by `pool`.
+    /// Returns a layer (attention with one head, and a feed-forward network) whose result is pooled by `pool`.
     fn pooled(pool: Op) -> Builder {
         let mut b = Builder::default();
         let x = b.tokens(16);

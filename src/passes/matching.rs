@@ -25,7 +25,7 @@ pub(super) fn stored(graph: &Graph, id: NodeId) -> Option<String> {
     })
 }
 
-/// Returns the first reason that [`kept`] gives for these pairs of value and reader.
+/// Returns the first reason that [`kept`] gives for one of `pairs`. A pair is a value and its reader.
 pub(super) fn any_kept<const N: usize>(
     graph: &Graph,
     pairs: [(NodeId, NodeId); N],

@@ -144,8 +144,8 @@ impl MergeProjections {
     }
 }
 
-/// Adds a single projection with the concatenated columns of all projections. Returns its value and all compute nodes that were added. All
-/// projections must have biases, or none of them.
+/// Adds a single projection with the concatenated columns of all projections. Returns its value and all compute nodes that were added.
+/// Either all projections or none of them must have biases.
 pub(super) fn stack(
     graph: &mut Graph,
     names: &mut Names,

@@ -67,8 +67,8 @@ pub fn all() -> &'static [&'static dyn Pass] {
         // Runs before the head layout is folded: query, key and value are identified by their split heads, and folding removes the slices
         // that this pass adds. Runs before any bias becomes an epilogue: only plain projections can be stacked.
         &merge_projections::MergeProjections,
-        // Runs before attention is fused. This pass makes the operands columns of the projection and the result `[tokens, heads·head]`,
-        // which are the layouts of the fused kernel.
+        // Runs before attention is fused. After this pass, the operands are columns of the projection, and the result is
+        // `[tokens, heads·head]`. The fused kernel has these layouts.
         &fold_head_layout::FoldHeadLayout,
         &fuse_attention::FuseAttention,
         // Runs before sums become residuals, because a sum of two embeddings also looks like a residual.
@@ -81,8 +81,8 @@ pub fn all() -> &'static [&'static dyn Pass] {
         &fuse_gate::FuseGate,
         // Fuses all remaining biases.
         &fuse_bias_activation::FuseBiasActivation,
-        // Runs after biases are fused, so that linear layers include them. Also runs after LayerNorm is fused with the sum before it: that
-        // pass leaves a sum that has other readers, and this pass fuses it.
+        // Runs after biases are fused, so that linear layers include them. Also runs after LayerNorm is fused with the sum before it.
+        // A sum that has other readers is not fused with LayerNorm. This pass fuses it with the linear layer.
         &fuse_residual::FuseResidual,
         // Independent of the other passes.
         &fuse_pool_normalize::FusePoolNormalize,

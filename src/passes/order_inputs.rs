@@ -167,7 +167,7 @@ mod tests {
     };
     use super::*;
 
-    /// Returns the names of the stored weights of all linear layers, with the format int4.
+    /// Maps the name of each stored weight of a linear layer to the format int4.
     fn ordered(graph: &Graph) -> BTreeMap<String, Format> {
         let nodes = graph.topological().into_iter();
         let weights = nodes.filter_map(|id| match graph.op(id) {

@@ -131,7 +131,8 @@ fn bound(graph: &Graph, id: NodeId) -> Option<Bound> {
     }
 }
 
-/// Returns the bound of weighted means of the rows of `v`, which must be columns of a linear layer's result; `None` if no bound is known.
+/// Returns the bound of weighted means of the rows of `v`. Returns `None` if `v` is not a range of columns of a linear layer's result, or
+/// if no bound of these columns is known.
 fn mean_of(graph: &Graph, id: NodeId, view: HeadView, kv_heads: u32, head: u32) -> Option<Bound> {
     let values = graph.operand(id, "v")?;
     let columns = u64::from(kv_heads) * u64::from(head);

@@ -69,7 +69,7 @@ pub struct Moved {
 
 impl Moved {
     /// Returns the bytes of memory traffic that a batch saves, with intermediate results stored as
-    /// `dtype`; negative if the traffic increases. Returns `None` if the counts do not fit 64 bits.
+    /// `dtype`; negative if the traffic increases. Returns `None` if the counts do not fit in 64 bits.
     pub fn bytes_saved(&self, extents: &Extents, dtype: DType) -> Option<i64> {
         let stored = |size: &Size| size.eval(extents)?.checked_mul(dtype.bytes());
         let (before, after) = (stored(&self.before)?, stored(&self.after)?);
@@ -102,7 +102,7 @@ impl Report {
     }
 
     /// Returns the bytes of memory traffic of intermediate results that all passes save for a
-    /// batch. Returns `None` if the counts do not fit 64 bits.
+    /// batch. Returns `None` if the counts do not fit in 64 bits.
     pub fn bytes_saved(&self, extents: &Extents, dtype: DType) -> Option<i64> {
         self.entries.iter().try_fold(0i64, |sum, entry| {
             sum.checked_add(match entry {
@@ -155,8 +155,8 @@ impl Group {
         Self { parts, cost }
     }
 
-    /// Adds the fusion to the report. The cost after the rewrite is that of the group's nodes that are still in the graph and of the nodes
-    /// `added`. No other nodes may have been added to the graph since the group was recorded.
+    /// Adds the fusion to the report. The cost after the rewrite counts the nodes `added`, and the group's nodes that are still in the
+    /// graph. No other nodes may have been added to the graph since the group was recorded.
     pub(super) fn fused(
         self,
         pass: &'static str,

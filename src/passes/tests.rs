@@ -322,7 +322,7 @@ fn encoders() -> impl Strategy<Value = Encoder> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Fused and unfused graphs are equal for any subset of passes, with additional outputs and additional readers.
+    /// Checks that any subset of passes preserves the values of a graph, also with additional outputs and additional readers.
     #[test]
     fn fused_equals_unfused(
         mut graph in prop_oneof![

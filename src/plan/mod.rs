@@ -9,7 +9,7 @@
 //! | [`ChunkAllocator`] | the default: chunks that are reused between requests | TurboTransformers 4.2, with documented changes |
 //! | [`Turbo`] | the published algorithm | TurboTransformers 4.2, algorithms 1 and 2 |
 //! | [`Gsoc`] | one arena per request, greedy by size | Pisarchyk and Lee 2020, section 5.2 |
-//! | [`Caching`] | size bins, allocation in operator order | the caching allocators of PyTorch and cub |
+//! | [`Caching`] | two pools with best fit, allocation in operator order | the caching allocators of PyTorch and cub |
 //! | [`Maximum`] | one plan for a declared maximum | LightSeq 2.3 |
 //!
 //! [`PlanCache`] keeps the plans of recent batch shapes, and [`chart::svg`] draws a plan.

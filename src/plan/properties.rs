@@ -179,7 +179,7 @@ proptest! {
         plan.placements[a] = plan.placements[b];
         let found = plan.validate(&records);
         if clash {
-            // The tensor may also overlap a third tensor, and the error may report the overlap with the third tensor.
+            // Tensor `a` may also overlap a third tensor. The error may then report that overlap instead.
             let Err(PlanError::Overlap { a: x, b: y, .. }) = found else {
                 return Err(TestCaseError::fail(format!("{found:?}")));
             };

@@ -35,7 +35,7 @@ pub(super) struct Encoder {
     pub width: u64,
     pub n_heads: u64,
     pub inner: u64,
-    /// Whether attention is unfused, so that its scores are stored, and biases and residuals are separate operators.
+    /// Whether operators are unfused: attention stores its scores, and biases, activations and residuals are separate operators.
     pub unfused: bool,
 }
 

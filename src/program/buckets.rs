@@ -15,7 +15,8 @@ use crate::{
 /// buckets. A batch is not rounded in three cases:
 ///
 /// - the size of a tensor or of a launch depends on something other than the numbers of tokens and sequences (stored scores, for example),
-/// - the leading dimension of an output is neither tokens nor sequences nor a constant, or another dimension is not a constant,
+/// - the leading dimension of an output is not the number of tokens, the number of sequences or a constant, or another dimension is not a
+///   constant,
 /// - a sequence is too long for every kernel.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Buckets {
@@ -198,8 +199,8 @@ fn depends_on_tokens_and_sequences(program: &Program, step: &Step) -> bool {
     rows && counts && tensors.all(|tensor| tensor.shape.0.iter().all(simple))
 }
 
-/// Returns whether the leading dimension of a tensor is tokens, sequences or a constant, and all other dimensions are constants. In a
-/// bucket, the rows of the batch then come before the rows of extra tokens or sequences.
+/// Returns whether the leading dimension of a tensor is the number of tokens, the number of sequences or a constant, and all other
+/// dimensions are constants. In a bucket, the rows of the batch then come before the rows of extra tokens or sequences.
 fn has_rows_in_front(shape: &Shape) -> bool {
     let Some((rows, rest)) = shape.0.split_first() else {
         return true;

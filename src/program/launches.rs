@@ -27,8 +27,8 @@ struct Launch {
     name: String,
     origin: Origin,
     symbol: String,
-    /// The batches for which the step launches this kernel. The number of rows of such a batch is that of the launch, which may differ from
-    /// the number of tokens.
+    /// The batches for which the step launches this kernel. Their rows are those of the launch, so the number of rows may differ from the
+    /// number of tokens.
     batches: Batches,
     /// Estimated time in microseconds; `None` if the kernel is not selected by cost.
     us: Option<f64>,

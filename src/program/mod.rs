@@ -228,7 +228,7 @@ impl Program {
         self.cache_offset(cache) * Element::from(self.cache_format()).bytes()
     }
 
-    /// Returns the index of the first element of a cache in a block of its stream.
+    /// Returns the offset of a cache in a block of its stream, in elements.
     pub fn cache_offset(&self, cache: u32) -> u64 {
         let part = self.caches.get(cache as usize).map(|c| c.part);
         let before = self.caches.iter().take(cache as usize);

@@ -107,7 +107,7 @@ impl Step {
         }
     }
 
-    /// Returns whether the step is launched for any batch with extents up to `batch`.
+    /// Returns whether at least one batch with extents up to `batch` launches the step.
     pub(super) fn begins_within(&self, batch: &Extents) -> bool {
         let rows = match self.is_over_tokens() {
             true => batch.tokens,

@@ -4,8 +4,8 @@ use crate::{program::Buckets, program::Program, tensor::Extents};
 
 use super::{AllocatorChoice, batch::Batch};
 
-/// Selects the batches that a CUDA session runs by replaying a graph instead of launching kernel by kernel. The results are bitwise
-/// identical.
+/// Determines which batches share a CUDA graph in a CUDA session. Runs that replay a graph and runs that are launched kernel by kernel have
+/// bitwise identical results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GraphChoice {
     /// One graph per [bucket](Buckets), to which the sizes of a batch are rounded up. The batch is planned and launched for the rounded

@@ -9,7 +9,7 @@ use crate::{
     tensor::Extents,
 };
 
-/// Memory management cost of one run.
+/// Cost of memory management for one run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryWork {
     /// Bytes of the chunks that the plan uses, of the chunks that were allocated and released for the plan, and of all chunks of the
@@ -65,8 +65,9 @@ impl<C: ChunkOwner> Workspace<C> {
 
     /// Plans a batch and allocates its chunks. Returns the plan, and whether any chunk has changed since the previous plan.
     ///
-    /// If an allocation fails while chunks of earlier batches are held, all chunks are released and the batch is planned again. It may then
-    /// fit, because all memory is free. If the second attempt fails, no chunk is held, so a smaller batch can use all of the memory.
+    /// If an allocation fails while chunks of earlier batches are held, all chunks are released and the batch is planned again. The batch
+    /// may then fit, because all memory is free. If the second attempt fails, no chunk is held, so a smaller batch can use all of the
+    /// memory.
     pub(super) fn make_room(
         &mut self,
         program: &Program,

@@ -173,7 +173,7 @@ pub struct Decision {
     /// [`Lane::depth`] batches in flight.
     pub run: Vec<Planned>,
     pub refuse: Vec<(u64, Refusal)>,
-    /// Time at which to decide again if no request arrives and no batch finishes before.
+    /// Time at which to decide again if no request arrives and no batch finishes before that time.
     pub wake: Option<Micros>,
 }
 
@@ -214,8 +214,8 @@ impl Hasher for IdHasher {
     }
 }
 
-/// Scheduling policy. A scheduler may keep state between decisions: [`View::waiting`] only changes by new requests, which are appended, and
-/// by the removal of requests that were decided on or canceled.
+/// Scheduling policy. A scheduler may keep state between decisions, because [`View::waiting`] changes in only two ways: new requests are
+/// appended, and requests that were decided on or canceled are removed.
 pub trait Scheduler: Send {
     fn decide(&mut self, view: &View<'_>) -> Decision;
 

@@ -342,8 +342,8 @@ impl Soonest {
 }
 
 /// Requests of a batch, by row. With [`Layout::Packed`](super::Layout::Packed) and [`Layout::Padded`](super::Layout::Padded), each row has
-/// one request. With [`Layout::Rows`](super::Layout::Rows), a row of this type is one slot, and `length / slot` consecutive slots form a
-/// row of the layout.
+/// one request. With [`Layout::Rows`](super::Layout::Rows), each row here is one slot of the layout, and `length / slot` consecutive
+/// slots form one of the layout's rows.
 #[derive(Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(from = "Vec<Vec<u64>>", into = "Vec<Vec<u64>>")]
 pub struct Rows {

@@ -277,8 +277,8 @@ impl BeamState {
         let just_ended = |i: usize| match is_end[i] || options.groups == 1 {
             // Only the first `n` candidates may become finished hypotheses. The others may only continue beams.
             true => (is_end[i] || is_last) && i < n,
-            // With several groups, the first `n` candidates without an end token become finished hypotheses in the last step, unless the
-            // group can already stop because candidates with end tokens give it enough finished hypotheses.
+            // With several groups, the first `n` candidates without an end token become finished hypotheses in the last step. They do not
+            // if candidates with end tokens complete the group (`becomes_full`).
             false => is_last && n_open(i) < n && !becomes_full,
         };
         let length = (n_new as f32).powf(options.length_penalty);
@@ -403,8 +403,8 @@ impl BeamSearch {
 }
 
 impl Hypothesis {
-    /// Returns up to `n` of the sorted hypotheses `all`: the first one, and others that were finished. If the rules allow fewer texts than
-    /// there are beams, the last hypotheses of `all` were never finished.
+    /// Returns up to `n` of the sorted hypotheses `all`: the first one, and the finished ones among the others. Unfinished hypotheses are
+    /// the last ones of `all`. They exist if the rules allow fewer texts than there are beams.
     pub fn best(all: &[Self], n: usize) -> &[Self] {
         let rest = all.iter().skip(1).take(n.saturating_sub(1));
         let is_text = |one: &&Self| one.score > NEVER / 2.0;

@@ -102,8 +102,8 @@ impl Rules {
         }
     }
 
-    /// Returns whether the GPU kernels support these rules. Unsupported are the frequency penalty, presence penalty and bias of OpenAI's
-    /// API, a forced prefix, and suppressed tokens after a forced first token.
+    /// Returns whether the GPU kernels support these rules. The kernels do not support the frequency penalty, the presence penalty or the
+    /// bias of OpenAI's API, a forced prefix, or suppressed tokens after a forced first token.
     pub fn suit_devices(&self) -> bool {
         let is_plain = self.forced_first.is_none() || self.suppressed_first.is_empty();
         is_plain

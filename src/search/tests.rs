@@ -58,7 +58,7 @@ fn each_setting_restricts_the_tokens() {
     // The second and third largest are equal.
     assert_eq!(ids(Sampling { top_k: 2, ..all }, &p), [1, 2, 3]);
     assert_eq!(ids(Sampling { top_k: 1, ..all }, &p), [1]);
-    // In order of probability, 0.4 is below 0.5, and 0.4 + 0.2 exceeds it. Of the two tokens with 0.2, the lower id is kept.
+    // The largest probability, 0.4, is below 0.5, so one token with 0.2 is also kept: the one with the lower id.
     assert_eq!(ids(Sampling { top_p: 0.5, ..all }, &p), [1, 2]);
     assert_eq!(ids(Sampling { top_p: 0.3, ..all }, &p), [1]);
     assert_eq!(ids(Sampling { min_p: 0.45, ..all }, &p), [1, 2, 3]);

@@ -211,8 +211,8 @@ impl Attention {
         within(kernels.collect(), most)
     }
 
-    /// Returns the kernel for batches of few tokens. Returns `None` if the kernel does not support the problem, and on cards other than
-    /// Hopper, because only on Hopper was the kernel measured to be the fastest.
+    /// Returns the kernel for batches of few tokens. Returns `None` if the kernel does not support the problem. Also returns `None` on
+    /// cards other than Hopper, because the kernel was measured to be the fastest only on Hopper.
     fn for_few_tokens(&self, machine: &Machine) -> Option<MhaSplitKeys> {
         let few = MhaSplitKeys {
             plain: self.0.clone(),
@@ -248,7 +248,8 @@ fn by_rounds(
     machine: &Machine,
     heads: u32,
 ) -> Dispatch<KernelSpec> {
-    // Rows of the coarse tile, the max number of coarse tiles per SM, and the kernel with the finer tile.
+    // If there is a finer tile, returns the rows of the coarse tile, the max number of coarse tiles per SM for which the finer tile is
+    // used, and the kernel with the finer tile.
     let finer = |kernel: &KernelSpec| -> Option<(u32, u64, KernelSpec)> {
         let KernelSpec::MhaWgmma(k) = kernel else {
             return None;

@@ -35,7 +35,7 @@ pub struct ChosenLaunch {
     pub sites: usize,
     /// The implementation's first site in the chain; the sites of `bindings` are relative to it.
     pub first: usize,
-    /// Index in the chain of a site. The launch is appended to the program when the node of this site is lowered.
+    /// The launch is appended to the program when the node of this site is lowered. The index is relative to the chain.
     pub site: usize,
     pub bindings: Bindings,
     pub dispatch: Dispatch<KernelSpec>,
@@ -62,8 +62,8 @@ pub struct Alternative {
 }
 
 impl Edges {
-    /// Returns a separate launch for each site, with the kernel that is fastest at [`MAX_ROWS`]. Compared with a dispatch by rows, large
-    /// batches lose only a small fraction of their time, and small batches take little time anyway.
+    /// Returns a separate launch for each site, with the kernel that is fastest at [`MAX_ROWS`]. Large batches are only slightly
+    /// slower than with a dispatch by rows, and small batches take little time anyway.
     fn invariant(&self, kernels: &Kernels) -> Vec<ChosenLaunch> {
         let (_, times) = kernels.times_on(&[MAX_ROWS]).remove(0);
         let mut covered = Vec::new();
@@ -106,8 +106,8 @@ impl SelectionInput<'_> {
     }
 
     /// Returns kernels that are not selected for this number of rows, but that might be fastest if their estimates were slightly wrong. For
-    /// each kernel, the cheapest cover with this kernel is compared with the cheapest of all covers. Its additional time must be at most
-    /// `more` times the time of those of its kernels that the cheapest of all covers does not use.
+    /// each kernel, the cheapest cover with this kernel is compared with the cheapest of all covers. Let `t` be the time of the kernels
+    /// that only the former uses. The kernel is returned if the former takes at most `more · t` longer than the latter.
     pub fn alternatives(&self, rows: u64, more: f64) -> Vec<Alternative> {
         let (kernels, all) = self.edges();
         let (_, times) = kernels.times_on(&[rows]).remove(0);
@@ -251,7 +251,7 @@ impl SelectionInput<'_> {
     }
 }
 
-/// Reason against rules that round rows to 8 bits.
+/// Reason for refusing rules that round rows to 8 bits.
 const KEPT_ROWS: &str = "inputs of linear layers stay in 16 bits, because the pass `quantize_inputs` is disabled, or because the checkpoint quantizes only weights";
 
 /// Returns the numbers of rows at which covers are compared, in ascending order. The rows of a tile are a multiple of 8. Steps grow with

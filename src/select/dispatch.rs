@@ -63,8 +63,8 @@ impl fmt::Display for Interval {
     }
 }
 
-/// A range of batches: by rows (tokens, unless a step has other rows), by the length of the longest sequence, and by the max number of keys
-/// that a token attends to ([`Extents::max_keys`]).
+/// A range of batches by three sizes: the number of rows of a launch ([`Extents::rows`]), the length of the longest sequence, and the max
+/// number of keys that a token attends to ([`Extents::max_keys`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Batches {

@@ -22,7 +22,7 @@ type Implement = fn(&[Link], &Machine) -> Result<Implementation, Unfit>;
 /// Reason why an implementation does not cover the first sites of a chain.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Unfit {
-    /// The chain starts with other sites than the implementation covers.
+    /// The chain does not start with the sites that the implementation covers.
     Sites,
     /// A condition of the implementation does not hold.
     Because(String),

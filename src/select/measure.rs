@@ -7,8 +7,8 @@ use crate::{kernels::KernelSpec, machine::Machine};
 /// Measured times of kernels within a program.
 ///
 /// A timing corrects the estimate of its kernel by a factor. Between two timed numbers of rows, the factor is interpolated in the logarithm
-/// of rows, and the cost model still determines the effect of partial waves. Outside the timed range, the factor fades to 1: it is 1 up to
-/// half of the smallest and from twice the largest timed number of rows on.
+/// of rows, and the cost model still determines the effect of partial waves. Outside the timed range, the factor fades to 1. It
+/// reaches 1 at half of the smallest timed number of rows, and at twice the largest.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timings {
     /// For each kernel symbol, the timed numbers of rows in ascending order, each with the microseconds of a launch.

@@ -51,9 +51,9 @@ pub struct Link {
 pub struct Chain {
     pub links: Vec<Link>,
     /// Whether each site must be computed in one launch for any number of rows. This holds for a linear layer with a packed weight whose
-    /// rows are not the tokens of the batch (but its sequences, for example). Otherwise, a separate launch would convert the weight, but
-    /// only for many rows. Such a launch is allowed only if rows are tokens, because whether a step is launched may depend only on the
-    /// number of tokens.
+    /// rows are not the tokens of the batch (but its sequences, for example). For many rows, other linear layers with a packed weight may
+    /// have an additional launch that converts an operand. Such a launch is allowed only if rows are tokens, because whether a step is
+    /// launched may depend only on the number of tokens.
     pub in_one_launch: bool,
 }
 

@@ -70,8 +70,8 @@ impl Pace {
         amount * self.seconds / self.amount.max(f64::MIN_POSITIVE)
     }
 
-    /// Like [`seconds`](Self::seconds), but does not assume a slower pace than [`Pace::of`] if no work was measured recently. Otherwise a
-    /// single slow measurement could refuse all further requests, and the pace would never be measured again.
+    /// Like [`seconds`](Self::seconds), but if no work was measured recently, the pace is at worst the initial one (`assumed`). Otherwise,
+    /// a single slow measurement could refuse all further requests, and the pace would never be measured again.
     fn recent_seconds(&self, amount: f64) -> f64 {
         let is_recent = self.measured.is_some_and(|at| at.elapsed() < RECENT);
         match is_recent {

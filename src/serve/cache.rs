@@ -418,8 +418,8 @@ impl<L, F> Coalescer<L, F> {
         self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// If no computation of `key` is in progress, makes `lead` the leader of a new one. Otherwise, calls `serves` with the current leader:
-    /// if true, adds `follower` to the computation; if false, returns [`Role::Alone`] without joining.
+    /// If no computation of `key` is in progress, makes `lead` the leader of a new one. Otherwise, calls `serves` with the current leader.
+    /// If `serves` returns true, adds `follower` to the computation. If it returns false, returns [`Role::Alone`].
     pub fn join(
         &self,
         key: Key,

@@ -383,8 +383,8 @@ impl GenerationService {
         let hypotheses = writing.hypotheses;
         let mut options = writing.options(&self.defaults)?;
         if !has_max_tokens {
-            // Lower the default max number of new tokens to the remaining positions and KV cache. Otherwise, a long prompt would be refused
-            // because of a limit that the request does not set.
+            // Lower the default max number of new tokens to what fits in the remaining positions and in the KV cache. Otherwise, a long
+            // prompt would be refused because of a limit that the request does not set.
             let room = self.admission.room(prompt.len(), &options);
             let rules = &mut options.rules;
             rules.max_new_tokens = rules.max_new_tokens.min(room).max(1);

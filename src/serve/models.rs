@@ -62,8 +62,8 @@ pub struct ModelChoice {
     pub default_prompt: DefaultPrompt,
     /// Task for which the model is loaded. It selects an adapter of the checkpoint, or a route of a sentence-transformers Router.
     pub task: Option<String>,
-    /// If this model is a route of a sentence-transformers Router other than the default route: the name of the model with the default
-    /// route. Requests to that name for the task of this route are answered by this model.
+    /// Name of the model with the default route of a sentence-transformers Router, if this model is another route of that Router. A request
+    /// to that name is answered by this model if its task selects this route.
     pub route_of: Option<String>,
     /// The fair locks of the devices, and the model's share of the devices' time relative to other models. `None` if no other model uses
     /// its devices.

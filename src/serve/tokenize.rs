@@ -267,8 +267,8 @@ mod tests {
             let done = done.clone();
             pool.run(submit(class, 0), 9, move || done.send(name).unwrap());
         }
-        // Queue work of a second tenant. The urgent work `b` counts for the first tenant, too, and has advanced the fair-queueing tag of
-        // `c`, so `c` comes after `3`.
+        // Queue work of a second tenant. The work of a tenant counts in every class. The urgent work `b` of the first tenant therefore
+        // delays its work `c`, which comes after `3`.
         for name in ['1', '2', '3', '4'] {
             let done = done.clone();
             pool.run(submit(0, 1), 0, move || done.send(name).unwrap());

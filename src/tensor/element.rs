@@ -30,7 +30,7 @@ impl Element {
         }
     }
 
-    /// Bytes of a tensor with these dimensions; `None` if they do not fit 64 bits.
+    /// Bytes of a tensor with these dimensions; `None` if they do not fit in 64 bits.
     pub fn tensor_bytes(self, dims: &[u64]) -> Option<u64> {
         let product = |dims: &[u64]| dims.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
         match (self, dims) {

@@ -25,7 +25,7 @@ pub struct Extents {
     pub source_pairs: u64,
     /// Index of the part of the model that the batch runs, such as the encoder or the decoder; 0 for a model of one graph.
     pub part: u32,
-    /// Number of rows of the current launch: tokens, or sequences after pooling. Set for each step.
+    /// Number of rows of the current launch: tokens, or sequences after pooling. Each step of a program sets it for its launch.
     pub rows: u64,
 }
 

@@ -85,7 +85,7 @@ impl Scaled {
     }
 
     /// Rounds a matrix like [`quantize_rows`](Self::quantize_rows), and returns the bytes that kernels read. Unlike
-    /// [`quantize_rows`](Self::quantize_rows) followed by [`Quantized::pack`], it stores no codes of the whole matrix.
+    /// [`quantize_rows`](Self::quantize_rows) followed by [`Quantized::pack`], it does not hold the codes of the whole matrix.
     pub fn pack_rows(
         self,
         n_rows: usize,
@@ -99,8 +99,8 @@ impl Scaled {
         })
     }
 
-    /// Returns the bytes that kernels read, in the layout of this module's documentation. `write(state, row, codes, groups)` writes the
-    /// codes and the groups of a row. Each thread has a state.
+    /// Returns the bytes that kernels read, in the layout that the module documentation describes. `write(state, row, codes, groups)`
+    /// writes the codes and the groups of a row. Each thread has its own state.
     fn pack<S>(
         self,
         n_rows: usize,
@@ -123,7 +123,7 @@ impl Scaled {
         let n_values = n_columns / BLOCK * padded * pitch;
         let mut packed = vec![0; n_values + n_groups * padded * scale_bytes];
         let (values, scales) = packed.split_at_mut(n_values);
-        // The parts of all blocks, and of the scales of all groups, that belong to the same rows.
+        // Each entry is for `AT_ONCE` rows. It has the bytes of these rows in each block, and those of their scales in each group.
         let mut parts = Vec::new();
         parts.resize_with(padded.div_ceil(AT_ONCE), <[Vec<&mut [u8]>; 2]>::default);
         for (kind, bytes, pitch) in [(0, values, pitch), (1, scales, scale_bytes)] {
@@ -191,7 +191,7 @@ impl Scaled {
         }
     }
 
-    /// Bytes of a packed matrix; `None` if they do not fit 64 bits.
+    /// Bytes of a packed matrix; `None` if they do not fit in 64 bits.
     pub fn packed_bytes(self, rows: u64, columns: u64) -> Option<u64> {
         let rows = rows.checked_next_multiple_of(ROWS)?;
         let columns = columns.checked_next_multiple_of(COLUMNS)?;
@@ -324,7 +324,7 @@ impl Scaled {
         }
     }
 
-    /// Writes the codes of a row of a block in the order of this module's documentation.
+    /// Writes the codes of a row of a block, in the order that the module documentation describes.
     fn put(self, codes: &[u8; BLOCK], row: &mut [u8]) {
         // Codes of the columns 2t, 2t + 1, 2t + 8 and 2t + 9 of an MMA.
         let of_lane = |lane: usize, mma: usize| {
@@ -407,7 +407,7 @@ impl Quantized {
         self.groups.iter().map(|&(scale, _)| scale)
     }
 
-    /// Returns the bytes that kernels read, in the layout of this module's documentation.
+    /// Returns the bytes that kernels read, in the layout that the module documentation describes.
     pub fn pack(&self) -> Vec<u8> {
         let columns = self.columns;
         let per_row = columns.div_ceil(self.format.width(columns));

@@ -73,7 +73,7 @@ impl Size {
             })
     }
 
-    /// Returns the value for a batch; `None` if it does not fit 64 bits.
+    /// Returns the value for a batch; `None` if it does not fit in 64 bits.
     pub fn eval(&self, extents: &Extents) -> Option<u64> {
         self.terms
             .iter()

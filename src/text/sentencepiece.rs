@@ -461,8 +461,7 @@ impl SentencePiece {
         tokens
     }
 
-    /// Appends the tokens of `text`, which contains no special tokens, to `tokens`. `from` is the byte of the whole text at which `text`
-    /// begins.
+    /// Appends the tokens of `text`, which contains no special tokens, to `tokens`. `from` is the byte offset of `text` in the whole text.
     fn cut(&self, text: &str, from: usize, tokens: &mut Vec<(u32, String, (usize, usize))>) {
         let mut skipped = 0;
         let id = |piece: &str| self.id(piece).unwrap_or(self.unknown);

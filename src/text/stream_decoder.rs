@@ -149,7 +149,7 @@ mod tests {
                 let n = text.context.end - text.context.start;
                 prop_assert!(n <= 8 + n_marks, "{n} tokens are decoded again");
                 let known = decode(&text.tokens).expect("it decodes anything");
-                // An incomplete character may be one replacement character or several.
+                // An incomplete character may be decoded to one replacement character or several.
                 let whole = |text: &str| text.trim_end_matches('\u{fffd}').to_owned();
                 prop_assert_eq!(whole(&text.text), whole(&known));
             }

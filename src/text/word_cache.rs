@@ -129,8 +129,8 @@ impl WordCache {
         Ok(Some(ids))
     }
 
-    /// Tokenizes words and adds them to the cache. Returns `None` if the tokenizer stopped before the last word. The words are joined to
-    /// one text, since a call of the tokenizer costs as much as tokenizing several words.
+    /// Tokenizes words and adds them to the cache. Returns `None` if the tokenizer stopped before the last word. The words are joined
+    /// into one text, since a call of the tokenizer costs as much as tokenizing several words.
     fn learn(
         &self,
         tokenizer: &Tokenizer,

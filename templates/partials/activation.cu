@@ -18,8 +18,8 @@ __device__ __forceinline__ float exp2_approx(float x) {
 // Both GELUs are x·P(x), with a distribution function P for which P(-t) = 1 - P(t). Therefore x·P(x) = max(x, 0) - t·P(-t) with t = |x|.
 // log2 P(-t) is smooth, so it is approximated by a polynomial. The polynomial has the form with the fewest multiply-adds, because each
 // multiply-add takes an issue slot from concurrent MMAs. The approximation is minimax in units of max(ulp of an f16 result, 2^-16). This
-// preserves the relative accuracy of results with magnitudes above 2^-6, also of negative results, for which 1 + erf or 1 + tanh would
-// suffer from cancellation. Both polynomials decrease monotonically for large t, so no clamp is needed. An infinite x gives NaN. After
+// preserves the relative accuracy of results with magnitudes above 2^-6, including negative results, for which 1 + erf or 1 + tanh would
+// suffer from cancellation. For large t, the approximations of t·P(-t) are negligible, so t is not clamped. An infinite x gives NaN. After
 // rounding to f16, results of at least 2^-6 have an error of at most 0.68 ulp, and smaller results have an error of at most 6.5e-6.
 //
 // GELU, P(-t) = erfc(t/√2)/2: error of at most 0.18 of these units.

@@ -43,7 +43,7 @@ private:
         ahead.sequence = batch;
         Count before = 0;  // tiles of the sequences before `window`
         for (unsigned int window = 0; window < batch; window += 32) {
-            // Lane i has sequence window + i, and the number of tiles in the sequences from `window` up to and including this sequence.
+            // Lane i handles sequence window + i. `inclusive` becomes the number of tiles in all sequences up to and including this one.
             const unsigned int sequence = window + lane;
             const unsigned int length = sequence < batch ? cu_lens[sequence + 1] - cu_lens[sequence] : 0;
             Count inclusive = HEADS * tiles_of_head(length);

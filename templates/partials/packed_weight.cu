@@ -46,7 +46,7 @@ __device__ __forceinline__ unsigned int masked_or(unsigned int a, unsigned int m
     return y;
 }
 
-// Unpacks columns 2t and 2t + 1 to `low`, and 2t + 8 and 2t + 9 to `high`, for an MMA whose integers are nibbles 0, 1, 4 and 5 of `word`.
+// Unpacks nibbles 0, 1, 4 and 5 of `word`, the integers of one MMA: columns 2t and 2t + 1 to `low`, and 2t + 8 and 2t + 9 to `high`.
 __device__ __forceinline__ void unpack_weight(unsigned int word, const Scale& scale, unsigned int& low, unsigned int& high) {
     constexpr unsigned int ONE = {% if storage == "f16" %}0x3c003c00{% else %}0x3f803f80{% endif %};
 {%- if storage == "f16" %}
@@ -83,7 +83,7 @@ __device__ __forceinline__ Scale scale_of(unsigned int word) {
 }
 {%- endif %}
 
-// Unpacks columns 2t and 2t + 1 to `low`, and 2t + 8 and 2t + 9 to `high`, for an MMA whose values are the bytes of `word`.
+// Unpacks the bytes of `word`, the values of one MMA: columns 2t and 2t + 1 to `low`, and 2t + 8 and 2t + 9 to `high`.
 __device__ __forceinline__ void unpack_weight(unsigned int word, {% if group > 0 %}const Scale& scale, {% endif %}unsigned int& low, unsigned int& high) {
 {%- if storage == "f16" and hopper %}
     asm("{\n"
@@ -131,8 +131,8 @@ __device__ __forceinline__ Scale scale_of(unsigned int word) {
 }
 {%- endif %}
 
-// Unpacks columns 2t and 2t + 1 to `low`, and 2t + 8 and 2t + 9 to `high`, for an MMA whose values are the bytes of `word`: `low` has bytes
-// 0 and 2, and `high` has bytes 1 and 3.
+// Unpacks the bytes of `word`, the integers of one MMA: bytes 0 and 2 (columns 2t and 2t + 1) to `low`, and bytes 1 and 3 (columns 2t + 8
+// and 2t + 9) to `high`.
 __device__ __forceinline__ void unpack_weight(unsigned int word, {% if group > 0 %}const Scale& scale, {% endif %}unsigned int& low, unsigned int& high) {
 {%- if storage == "f16" %}
     // Places bytes in the mantissa of the f16 value 1024, which gives 1024 + 128 + the integer.

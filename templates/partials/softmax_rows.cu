@@ -1,4 +1,4 @@
-// Rows of scores with different lengths, and the search for them.
+// Finds the rows of scores of a warp's queries, in a batch of sequences that may have different lengths.
 using T = {{ storage }};
 constexpr int N = {{ vector }};  // elements of a 16-byte pack
 constexpr bool MASKED = {{ masked }};

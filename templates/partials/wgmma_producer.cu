@@ -1,8 +1,8 @@
             // One thread loads the stages of all tiles of the CTA.
             // Weights do not depend on earlier kernels, so the weights of the first stages are loaded before griddepcontrol.wait. Loading
             // more stages now would only delay the first stage of x.
-            // TMA takes about twice as long to fill a row with zeros as to copy it, so the copies of the last row tile end at the last row of x.
-            // The remaining rows in shared memory hold old data, and their products are not stored.
+            // TMA takes about twice as long to fill a row with zeros as to copy it, so the copies of the last row tile end at the last row
+            // of x. The remaining rows in shared memory hold old data, and their products are not stored.
             const unsigned int absent_bytes = (tiles_m * BLOCK_M - rows) * 128;
             auto expect_stage = [&](TileIndex tile, unsigned int barrier) {
                 const unsigned int bytes = STAGE_BYTES{% if of_groups %} + scale_bytes(tile.n * TILE_N){% endif %};

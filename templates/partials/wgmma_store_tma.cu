@@ -8,8 +8,8 @@ constexpr unsigned int EPILOGUE_BYTES = 8 * BUFFERS * SUBTILE_BYTES;
 static_assert(BLOCK_N % SUBTILE_N == 0 && SUBTILE_N % 16 == 0, "a tile is a whole number of subtiles");
 
 // Byte offset, within a subtile, of a lane's row for stmatrix. Lanes 0 to 15 have rows 0 to 15 of column group j, which has 8 columns.
-// Lanes 16 to 31 have rows 0 to 15 of group j + 1. A single box of 64 columns has the 128-byte swizzle. If there are two boxes, a row of a box is
-// an odd number of 16-byte chunks, so eight rows are free of bank conflicts without a swizzle.
+// Lanes 16 to 31 have rows 0 to 15 of group j + 1. A single box of 64 columns has the 128-byte swizzle. If there are two boxes, a row of a
+// box is an odd number of 16-byte chunks, so eight rows are free of bank conflicts without a swizzle.
 __device__ __forceinline__ unsigned int stmatrix_offset(int lane, int j) {
     const int row = lane % 16;
     if constexpr (BOXES == 1) return row * 128 + ((j + lane / 16) ^ row % 8) * 16;

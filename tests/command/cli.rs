@@ -1040,8 +1040,8 @@ fn source_is_written_of_the_kernels_that_timings_choose() {
         .iter()
         .map(|kernel| kernel.as_kernel().symbol())
         .collect();
-    // In the timings, make a kernel slow that the program uses only for few rows. Its source is then not written. The source of a kernel
-    // that larger batches also use would still be written.
+    // In the timings, make a kernel slow. Choose a kernel that the program uses only for few rows, so that its source is then not written.
+    // The source of a kernel that larger batches also use would still be written.
     let few = gemmule::tensor::Extents::of(&[1; 64]).expect("a batch");
     let launched = compiled.program.steps.iter().find_map(|step| {
         let name = &names[*step.dispatch.at(&few)?];
@@ -1068,7 +1068,8 @@ fn source_is_written_of_the_kernels_that_timings_choose() {
         &["--card", &options.machine.name, "-o", "untimed"],
     ]
     .concat());
-    // Without `--arch`, no code is compiled, so timings of any NVRTC are accepted. Without `--card`, the timings determine the card.
+    // Without `--arch`, no code is compiled, so timings of any NVRTC version are accepted. Without `--card`, the timings determine the
+    // card.
     cli.ok(&[&emit[..], &["--timings", "timings.ron", "-o", "timed"]].concat());
     assert_ne!(files("untimed"), files("timed"));
     let other = ["--timings", "timings.ron", "--arch", "sm_80", "-o", "x"];

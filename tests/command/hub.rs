@@ -109,8 +109,8 @@ impl Hub {
     }
 }
 
-/// Returns the Python of an environment with huggingface_hub, or `None` if there is none. `make test` installs this environment, which also
-/// has the clients of the server. In CI, its absence is an error.
+/// Returns the Python interpreter of an environment with huggingface_hub, or `None` if there is none. `make test` installs this
+/// environment, which also has the clients of the server. In CI, its absence is an error.
 fn python() -> Option<PathBuf> {
     let set = std::env::var_os("GEMMULE_CLIENTS").map(PathBuf::from);
     let own = || Path::new(env!("CARGO_MANIFEST_DIR")).join(".gemmule/clients");

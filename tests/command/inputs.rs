@@ -25,7 +25,7 @@ impl Shell {
         Self(folder)
     }
 
-    /// Runs a command line in a shell in which `gemmule` is the program.
+    /// Runs a command line in bash. `gemmule` in the line stands for the path of the program.
     #[track_caller]
     fn run(&self, line: &str) -> Ended {
         let output = Command::new("bash")

@@ -21,7 +21,7 @@ fn seeds(target: &str) -> Vec<Vec<u8>> {
     files.iter().map(read).collect()
 }
 
-/// Applies one to four random changes: flips a bit, or removes, appends again or replaces some bytes.
+/// Applies one to four random changes: flips a bit, removes some bytes, appends a copy of some bytes, or replaces some bytes.
 fn change(bytes: &mut Vec<u8>, state: &mut u64) {
     let mut below = |n: usize| (uniform(state) % n.max(1) as u64) as usize;
     for _ in 0..=below(4) {

@@ -511,7 +511,7 @@ fn limits_that_let_ids_past_a_table_are_refused() {
 }
 
 /// A source of random weights for any tensor that an artifact requests. Refuses artifacts whose weights have more than 2²⁰ elements, which
-/// take too much memory for a test.
+/// would take too much memory for a test.
 struct Any;
 
 impl WeightSource for Any {

@@ -202,7 +202,7 @@ fn a_batch_larger_than_the_device_says_what_fits_and_leaves_the_session_usable()
         );
         assert_eq!(session.memory().activations, 0, "{name}");
         assert!(bits(&mut session, &small) == expected, "{name}");
-        // The first run captures a graph, and the second run replays it.
+        // The graph is captured in the first or the second run, so the third run replays it.
         assert!(bits(&mut session, &small) == expected, "{name}");
         assert!(bits(&mut session, &small) == expected, "{name}");
     }
@@ -263,7 +263,7 @@ fn a_replayed_graph_gives_the_bits_of_the_first_launch() {
     let engine = small_engine();
     for lens in [&[1][..], &[300, 2, 80], &[512; 16]] {
         let mut session = engine.session().expect("a session");
-        // The first run launches and captures, later runs replay.
+        // The first run launches the kernels one by one. This run or the second one captures a graph, which later runs replay.
         let first = bits(&mut session, lens);
         for run in 1..5 {
             assert!(bits(&mut session, lens) == first, "run {run} of {lens:?}");
@@ -285,8 +285,8 @@ fn a_replayed_graph_gives_the_bits_of_the_first_launch() {
 #[ignore = "needs a CUDA device"]
 fn batch_mates_do_not_change_a_bit_of_an_invariant_program() {
     let _memory = some_memory();
-    // With these sizes, a program that is not invariant would use different kernels for different batches. Each storage type uses another
-    // attention kernel.
+    // With these sizes, a program that is not invariant would use different kernels for different batches. Each storage type uses a
+    // different attention kernel.
     for (dtype, hidden, inner) in [
         (DType::F16, 768, 3072),
         (DType::BF16, 768, 3072),
@@ -327,8 +327,8 @@ fn kernels_that_begin_early_give_the_bits_of_plain_launches() {
             .iter()
             .map(|batch| bits_of(&mut plain.session().expect("a session"), batch))
             .collect();
-        // In the first round, each shape is launched kernel by kernel. Its graph is captured and replayed in later rounds. Other shapes run
-        // in between.
+        // The first run of a shape launches its kernels one by one. This run or the next one captures a graph, which later rounds replay.
+        // Other shapes run in between.
         for round in 0..4 {
             for (batch, expected) in batches.iter().zip(&expected) {
                 let found = bits_of(&mut session, batch);

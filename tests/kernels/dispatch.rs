@@ -2,8 +2,8 @@
 //! for each card with a description file and each shipped model.
 //!
 //! Changes of the kernel selection appear as diffs of snapshots. The snapshots contain all tables of some cards ([`is_read`]), one table in
-//! fp8, the table of bert-base for each other card, and the digests of all other tables. The latter are written to `target/tmp/dispatch`.
-//! `INSTA_UPDATE=always cargo test --test kernels dispatch::` updates the snapshots.
+//! fp8, the table of bert-base for each other card, and the digests of all other tables. These other tables are written to
+//! `target/tmp/dispatch`. `INSTA_UPDATE=always cargo test --test kernels dispatch::` updates the snapshots.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -193,7 +193,8 @@ fn multiplies_in_e4m3(kernel: &KernelSpec) -> bool {
     }
 }
 
-/// Returns whether all tables of a card are snapshots: the default card, and cards whose cost model is fitted to timings.
+/// Returns whether the snapshots contain all tables of a card. They do for the default card, and for cards whose cost model is fitted to
+/// timings.
 fn is_read(machine: &Machine) -> bool {
     machine.fit == Fit::Timings || machine.name == crate::common::usual().name
 }
@@ -260,8 +261,8 @@ fn every_card_runs_its_reviewed_kernels_for_every_batch() {
     }
 }
 
-/// Checks a program for a card. `validate` checks that each value is computed for every batch. For several batches, launches must fit the
-/// card's limits.
+/// Checks a program for a card: that it is valid, that the card has the instructions of all kernels, and that the launches for several
+/// batches are within the card's limits.
 fn check(machine: &Machine, program: &Program, what: &str) {
     program
         .validate()

@@ -427,8 +427,8 @@ fn queries_that_are_the_keys_are_computed_once() {
 #[test]
 fn a_launch_that_appends_to_other_heads_than_the_caches_have_is_refused() {
     let mut program = program_of("qwen3", &writer("qwen3", 2), |o| o.cached = true);
-    // The first launch appends four heads to consecutive caches: two heads of keys and two of values. With damaged caches of two, one and
-    // three heads, the fourth head is not the last head of a cache.
+    // The first launch appends four heads to consecutive caches: two heads of keys and two of values. Change the first three caches to two,
+    // one and three heads, so that no run of caches that starts with the first one has exactly four heads.
     program.caches[1].heads = 1;
     program.caches[2].heads = 3;
     let problem = program.validate().expect_err("refused");

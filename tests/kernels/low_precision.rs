@@ -224,7 +224,7 @@ fn prompts_multiply_8_bits_if_inputs_may_be_rounded() {
         (&usual, Format::FP8_128, false),
         (&usual, Format::INT8, true),
     ] {
-        // With a scale for each 128 columns, products of 8 bits are faster only in large layers. Other layers convert the whole weight.
+        // With a scale for every 128 columns, products of 8 bits are faster only in large layers. Other layers convert the whole weight.
         let of_groups = format == Format::FP8_128;
         let (config, tokens, conversions) = match of_groups {
             true => (sized(4096, 14_336), 1024, 2),

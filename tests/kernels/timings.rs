@@ -56,7 +56,7 @@ fn launched(program: &Program, tokens: u64) -> Vec<&KernelSpec> {
         .collect()
 }
 
-/// Returns the estimated cycles of a kernel, or `None` for a kernel that is not selected by the number of rows.
+/// Returns the estimated cycles of a kernel for a batch of `tokens` tokens; `None` for a kernel that is not selected by cost.
 fn cycles(kernel: &KernelSpec, tokens: u64, machine: &Machine) -> Option<f64> {
     kernel.as_kernel().cycles(tokens, machine)
 }

@@ -129,7 +129,7 @@ fn a_cache_in_the_type_of_the_activations_has_no_scales() {
         assert!(!engine.program().pool().scaled, "{case}");
         let expected = expected(case);
         for (text, want) in written(&engine, &expected).iter().zip(&expected) {
-            // Compare only the first logits. The expected tokens were generated with a rounded cache, so later steps may continue other
+            // Compare only the first logits. The expected tokens were generated with a rounded cache, so later steps may follow different
             // tokens.
             assert!(error(&text[0].1, &want.exact[0]) < 1e-4, "{case}");
         }

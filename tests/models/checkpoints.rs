@@ -454,8 +454,8 @@ fn logged<T>(level: Level, f: impl FnOnce() -> T) -> (T, String) {
             Ok(())
         }
     }
-    // The crate tracing caches which events have no subscriber. Without a global subscriber, a test on another thread could make tracing
-    // disable an event that this test reads.
+    // The `tracing` crate remembers which events have no subscriber. Without a global subscriber, a test on another thread could make
+    // `tracing` disable an event that this test reads.
     static READ: std::sync::Once = std::sync::Once::new();
     READ.call_once(|| {
         let all = tracing_subscriber::fmt().with_max_level(Level::INFO);

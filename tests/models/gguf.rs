@@ -230,8 +230,8 @@ fn layers_of_a_file_in_several_formats_keep_their_values() {
     assert!(report.contains("in another format than"), "{report}");
 }
 
-/// In the file, a matrix whose row length is not a multiple of 32 is F32. Only the engine in the format of kernels rounds such a matrix, so
-/// its vectors differ slightly.
+/// In the file, a matrix whose row length is not a multiple of 32 is stored as F32. Only the engine with weights in `int8_g32` rounds
+/// such a matrix, so its vectors differ slightly.
 #[test]
 fn a_file_in_q8_0_has_nearly_the_same_vectors_in_the_format_of_kernels() {
     let folder = Folder::new();

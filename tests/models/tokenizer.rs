@@ -58,8 +58,8 @@ fn sound_tokenizers_encode() {
     }
 }
 
-/// Truncated texts are reported as such. The `tokenizers` crate stops tokenizing at the length limit, and does not always report that text
-/// is left.
+/// Truncated texts are reported as such. The `tokenizers` crate stops tokenizing at the length limit, and does not always report the
+/// truncation.
 #[test]
 fn a_text_that_is_cut_is_said_to_be() {
     let folder = Folder::new();

@@ -122,7 +122,7 @@ fn the_clients_of_openai_hugging_face_langchain_and_cohere_work_and_the_document
             .env("LANGSMITH_TRACING", "false"),
     );
     // Schemathesis checks that responses match the OpenAPI document, and that requests which violate it are refused. The server may also
-    // refuse requests that match the document, because it does not contain a model's limits, such as its number of positions.
+    // refuse requests that match the document, because the document does not contain a model's limits, such as its number of positions.
     succeeds(
         Command::new(python.with_file_name("st"))
             .arg("--config-file")

@@ -1,4 +1,4 @@
-//! Tests of the HTTP server, to which the tests send requests as clients.
+//! Tests that send requests to the HTTP server, as its clients do.
 
 #[cfg(feature = "server")]
 mod clients;

@@ -2261,8 +2261,8 @@ fn every_status_that_the_document_has_is_one_that_is_given() {
             }
             for status in statuses.keys() {
                 let is_given = seen.contains(status) || anywhere.contains(&status.as_str());
-                // These routes do not return all documented statuses here. Conversations need a chat template, and no model of this server
-                // has sparse weights, token vectors, or a head for entities, masked tokens, labels or answers.
+                // This server cannot return all documented statuses of these routes. Conversations need a chat template, and no model of
+                // this server has sparse weights, token vectors, or a head for entities, masked tokens, labels or answers.
                 let unknown = [
                     "/v1/chat/completions",
                     "/embed_sparse",

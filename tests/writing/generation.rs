@@ -1148,8 +1148,9 @@ fn logits_on(device: DeviceChoice) {
     assert_eq!(all.len(), prompts[0].len() + 5);
 }
 
-/// Result of a request. The first list contains its tokens. The second list has an entry for each token, with an empty list and the bits of
-/// the token's log-probability, or an entry for each hypothesis, with its tokens and the bits of its score.
+/// Result of a request. The first list contains its tokens. Without beam search, the second list has an entry for each log-probability of a
+/// token: an empty list and the bits of the number. With beam search, it has an entry for each hypothesis: its tokens and the bits of its
+/// score.
 type Bits = (Vec<u32>, Vec<(Vec<u32>, u32)>);
 
 fn collect_bits(events: Vec<Event>, into: &mut BTreeMap<Ticket, Bits>) {

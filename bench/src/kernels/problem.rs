@@ -65,8 +65,8 @@ pub(super) fn by_limit<K>(variants: Vec<(Option<u64>, K)>, size: u32) -> K {
     kernel
 }
 
-/// Returns the selected kernel, followed by `others`. Skips each of `others` that has no kernel, or the kernel or label of an earlier
-/// entry.
+/// Returns the selected kernel, followed by `others`. Skips entries without a kernel, and entries whose kernel or label an earlier entry
+/// already has.
 pub(super) fn variants<K: Clone + PartialEq + Into<KernelSpec>>(
     (label, by): (&'static str, ChosenBy),
     picked: &K,

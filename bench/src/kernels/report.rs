@@ -131,7 +131,7 @@ fn ratio(row: &Row) -> String {
     or_dash(row.ratio_to_best_peer.map(|r| format!("{r:.2}")))
 }
 
-/// Returns the text that marks, in the table, a kernel that a model launches.
+/// Returns the mark in the table for a kernel that a model launches.
 fn picked_by(by: ChosenBy) -> &'static str {
     match by {
         ChosenBy::CostModel => "picked: cost model",

@@ -146,7 +146,7 @@ impl Job {
         self.checked(columns).map(drop)
     }
 
-    /// Checks the options, and returns them with the formats chosen.
+    /// Checks the options, and returns them with the selected formats.
     pub(crate) fn checked(&self, columns: &[Column]) -> Result<Checked<'_>, CorpusError> {
         let bad = |problem: String| Err(CorpusError::BadOption { problem });
         let input = match self.input_format {

@@ -52,7 +52,8 @@
 //! types of the values of vectors.
 //!
 //! A NumPy array has a row for each input row. It holds one column, of vectors or of numbers. The values of a refused row are NaN, or zeros
-//! for [`Vectors::Binary`]. A row that has these values but is not refused can be told apart by the list of refused rows.
+//! for [`Vectors::Binary`]. With [`Vectors::Binary`], a vector of a row that is not refused may also be zero. The list of refused rows
+//! tells the two cases apart.
 //!
 //! # Refused rows
 //!

@@ -25,7 +25,7 @@ pub struct Scratch {
     /// Keys of the block, `[keys, head]`, copied to contiguous memory. In the input, the rows of a head are far apart.
     keys: Vec<f32>,
     values: Vec<f32>,
-    /// Scores of a panel (see [`Step`]), `[keys, queries]`. They are later replaced by the weights of the values.
+    /// Scores of a panel (see [`Step`]), `[keys, queries]`. Each score is later replaced by `2^(score − max)`, the weight of a value.
     scores: Lines,
     /// Scaled and transposed queries of every panel: `[head, queries]`.
     transposed_queries: Lines,
@@ -282,7 +282,7 @@ impl Attend<'_, '_> {
         let sums = &sums.all::<f32>()[at * head..][..head * cols];
         for (lane, query) in queries.enumerate() {
             let factor = match max[lane] == f32::NEG_INFINITY {
-                // All scores are −∞, so the softmax is undefined: the difference of a score and the maximum is NaN.
+                // All scores are −∞, so the softmax is undefined: the difference between a score and the maximum is NaN.
                 true => f32::NAN,
                 false => 1.0 / total[lane],
             };

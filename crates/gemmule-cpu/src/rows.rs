@@ -109,7 +109,7 @@ pub enum Sum<'a> {
     Tables(&'a [Lookup<'a>]),
 }
 
-/// A table, and ids that select its rows. All of them must be valid.
+/// A table, and ids that select its rows. Each id plus `offset` must be the index of a row.
 pub struct Lookup<'a> {
     pub ids: &'a [i32],
     /// Added to each id. The sum is not negative.

@@ -166,8 +166,8 @@ fn gelu_tanh<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     saturate(simd, x, simd.mul_add_e_f32s(half_x, tanh, half_x))
 }
 
-/// Replaces GELU by its limits beyond ±5.66, where the difference is below 5e-8. This avoids multiplying a rounding error of the bounded
-/// function by a large `x`.
+/// Replaces GELU by its limits, 0 and `x`, beyond ±5.66, where the difference is below 5e-8. Otherwise, a large `x` would multiply the
+/// rounding error of `erf` or `tanh`.
 #[inline(always)]
 fn saturate<S: Simd>(simd: S, x: S::f32s, gelu: S::f32s) -> S::f32s {
     let low = simd.less_than_f32s(x, simd.splat_f32s(-5.66));
@@ -495,7 +495,7 @@ impl Running {
         sum: 0.0,
     };
 
-    /// Returns the state before the first key of a row: that after the score of the sink, or [`START`](Self::START) without a sink.
+    /// Returns the state before the first key of a row: the sink alone, or [`START`](Self::START) if there is no sink.
     pub fn after(sink: Option<f32>) -> Self {
         sink.map_or(Self::START, |max| Self { max, sum: 1.0 })
     }

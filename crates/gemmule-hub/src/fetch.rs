@@ -112,7 +112,7 @@ impl Fetch<'_> {
                     found: found.to_string(),
                 });
             }
-            // The hash is wrong because bytes of an earlier connection belong to other contents, so start again.
+            // The bytes of an earlier connection may belong to other contents, so start again without them.
             received(-signed(contents.size));
             partial = Partial {
                 file,

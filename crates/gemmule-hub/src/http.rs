@@ -118,7 +118,8 @@ impl<'h> Client<'h> {
         sent.map_err(|error| unreachable(uri, &error))
     }
 
-    /// Calls `attempt` until it succeeds, is refused, fails permanently, or no attempts are left. `what` names the request in messages.
+    /// Calls `attempt` until it succeeds, is refused or fails permanently, or until no attempts are left. `what` names the request in
+    /// messages.
     pub(crate) fn retry<T>(
         &self,
         what: &str,
@@ -290,7 +291,7 @@ fn shown(uri: &Uri) -> String {
     )
 }
 
-/// Returns the failure of a request without a response.
+/// Returns the failure of a request that received no response.
 fn unreachable(uri: &Uri, error: &ureq::Error) -> Failure {
     use ureq::Error as E;
     let failed = HubError::Unreachable {

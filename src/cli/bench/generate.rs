@@ -106,7 +106,7 @@ pub(super) struct Together {
     first_ms: f64,
     /// Times of the steps in which all sequences took part.
     steps_ms: Vec<f64>,
-    /// Number of sequences, prompt tokens and new tokens.
+    /// Number of sequences, number of tokens per prompt, and number of new tokens per sequence.
     of: [usize; 3],
 }
 

@@ -219,7 +219,7 @@ struct Tokens {
     options: EntityOptions,
 }
 
-/// Returns the column for entities. Its fields are the keys of `--json`.
+/// Returns the column for entities. The fields of an entity have the same names as in the output of `--json`.
 fn entity_columns(aggregation: Aggregation) -> Vec<Column> {
     let label = match aggregation {
         Aggregation::None => "entity",

@@ -6,12 +6,12 @@ use miette::Report;
 use crate::text::Encoded;
 
 /// A task of a command. It tokenizes the texts of a row into sequences, and turns the model's outputs for these sequences into the values
-/// of the output row. Errors of [`encode`](Self::encode) and [`finish`](Self::finish) are the reason why the row is refused.
+/// of the output row. An error of [`encode`](Self::encode) or [`finish`](Self::finish) is the reason why the row is refused.
 pub(in crate::cli) trait Task: Send + Sync + 'static {
     /// State of a row between [`encode`](Self::encode) and [`finish`](Self::finish).
     type Row: Send;
 
-    /// Describes the options that affect values.
+    /// Describes the options on which the output values depend.
     fn identity(&self) -> String;
 
     /// Returns the name of the model's output that the task reads.

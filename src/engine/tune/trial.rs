@@ -141,7 +141,7 @@ impl<'a> Trials<'a> {
         (own > 0.2 * us(kernel)).then_some(own)
     }
 
-    /// Compiles all kernels that the programs launch for a batch, in parallel. The first call loads the weights.
+    /// Compiles, in parallel, all kernels that the programs launch for a batch. The first call also loads the weights.
     fn prepare(&mut self, programs: &[&Program], batch: &Batch) -> Result<(), EngineError> {
         let mut missing: Vec<KernelSpec> = Vec::new();
         for program in programs {

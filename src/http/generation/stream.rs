@@ -43,7 +43,7 @@ pub(in crate::http) trait Events: Send {
 }
 
 /// Streams texts as server-sent events. Waits for the first piece of text before it responds, so that an invalid request gets an error
-/// status. `all` has an entry for each text. It is `None` for an empty text, for which nothing is generated.
+/// status. `all` has an entry for each text. The entry is `None` if the text is empty, so that nothing is generated.
 pub(in crate::http) async fn streamed(
     events: impl Events + 'static,
     mut all: Vec<Option<TokenStream>>,

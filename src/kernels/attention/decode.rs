@@ -31,7 +31,7 @@ pub struct MhaDecode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DecodeCtas {
     pub size: DecodeCta,
-    /// Number of CTAs among which the keys are split. More than one CTA, up to 8, form a cluster. Small CTAs are never split.
+    /// Number of CTAs among which the keys are split. Up to 8 medium or large CTAs form a cluster. With small CTAs, the number is 1.
     pub splits: u32,
 }
 
@@ -139,7 +139,7 @@ impl MhaDecode {
         self.plain.head * self.plain.dtype.bytes() as u32 / 16
     }
 
-    /// Bytes of a pack in the cache. There are fewer than 16 if elements are smaller in the cache than in registers.
+    /// Bytes of a pack in the cache: fewer than 16 if elements are smaller in the cache than in registers.
     fn pack_bytes(&self) -> u32 {
         let MhaCached { pool, dtype, .. } = self.plain;
         16 * pool.element().bytes() as u32 / dtype.bytes() as u32
@@ -258,7 +258,7 @@ impl Kernel for MhaDecode {
             ("q_stride", plain.q.stride(plain.head).into()),
             ("out_stride", (plain.heads * plain.head).into()),
         ]);
-        // The templates compute the index of each query head of a CTA themselves. They do not use the constant with the expression `head`.
+        // The templates compute the index of each query head of a CTA themselves, so they do not use the expression `head`.
         constants.extend(plain.by.constants("head", plain.scale));
         constants
     }

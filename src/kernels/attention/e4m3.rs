@@ -168,8 +168,8 @@ impl Kernel for MhaToE4m3 {
     }
 }
 
-/// Instances with every tile of WGMMA attention that supports the conversion. For the kernels for any GPU, instances with each head size,
-/// full and causal, with and without a position bias. WGMMA kernels and kernels with heads of 64 are in both storage types.
+/// Instances with every tile of WGMMA attention that supports the conversion. The kernels that run on any GPU have instances with each head
+/// size, full and causal, with and without a position bias. WGMMA kernels and kernels with heads of 64 are in both storage types.
 pub(super) fn representative(plain: &[KernelSpec]) -> Vec<KernelSpec> {
     let mut kernels: Vec<FusedMha> = Vec::new();
     let all = plain.iter().cloned().chain(super::wgmma::representative());

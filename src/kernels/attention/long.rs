@@ -26,9 +26,8 @@ pub use scores::MhaLongScores;
 /// Keys per key tile.
 const KEY_TILE: u32 = Extents::KEY_TILE as u32;
 
-/// Number of persistent CTAs of a grouped GEMM per SM. It depends on the kernel whether one, two or four CTAs are resident on an SM at
-/// once, and this number is a multiple of each. If the CTAs of an SM run one after another, the cost is small, because a CTA's prologue is
-/// short compared to its tiles.
+/// Max number of persistent CTAs of a grouped GEMM per SM. It is a multiple of 1, 2 and 4, so the CTAs run in full waves if the kernel has
+/// that number of CTAs resident on an SM. Several waves cost little, because a CTA's prologue is short compared to its tiles.
 const CTAS_PER_SM: u64 = 4;
 
 /// Layout of the scores and partials of a batch, which the three kernels exchange. A partial is a row maximum and a row sum over a key
@@ -167,7 +166,7 @@ pub(super) fn visitor_constants(
     ])
 }
 
-/// Returns an upper bound on Σ ⌈n / rows⌉ · ⌈n / keys⌉ over the lengths n of the sequences, the number of tiles per head.
+/// Returns an upper bound on the number of tiles per head, which is Σ ⌈n / rows⌉ · ⌈n / keys⌉ over the lengths n of the sequences.
 pub(super) fn max_tiles(extents: &Extents, [rows, keys]: [u32; 2]) -> u64 {
     let (rows, keys) = (u64::from(rows), u64::from(keys));
     let whole = extents.pairs / (rows * keys) + extents.tokens / rows + extents.tokens / keys;

@@ -6,7 +6,7 @@ use crate::{
     tensor::{DType, Shape, Size},
 };
 
-/// Values of the parameters of a bias and of sinks. Each slice is empty if there is no bias or no sinks.
+/// Values of the parameters `bias` and `sinks`. A slice is empty if the kernel does not have its parameter.
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct ScoreOperands<'a> {
     pub biases: &'a [f32],
@@ -145,8 +145,8 @@ impl PositionBiasCode for PositionBias {
     }
 }
 
-/// Returns examples for tests that compile or run kernels, each with whether attention is causal. They have windows, biases and caps, alone
-/// and combined. The caps are low enough to change random scores.
+/// Returns examples for tests that compile or run kernels. They have windows, biases and caps, alone and combined. The caps are low enough
+/// to change random scores. The `bool` of an example is whether its attention is causal.
 pub(in crate::kernels) fn examples() -> [(bool, PositionBias); 8] {
     let by = |window, bias| PositionBias {
         window,

@@ -74,7 +74,7 @@ impl MhaPrefill {
     }
 
     /// Returns the online kernel whose tiling this kernel uses. It is causal even with [`Keys::Source`]: without a causal mask, the tiling
-    /// would have more queries per warp, and the registers that hold slots would spill.
+    /// would have more queries per warp, and the registers that hold the slots of keys would spill.
     fn online(&self) -> MhaOnline {
         MhaOnline {
             of: AttentionProblem {

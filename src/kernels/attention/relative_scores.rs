@@ -163,7 +163,7 @@ impl Kernel for RelativeScores {
     }
 }
 
-/// Instances for queries and for keys, with `reach` above and below the distances of the cases, and with common and odd head sizes.
+/// Instances for queries and for keys, with common and odd head sizes. `reach` exceeds all distances in the cases, or only some of them.
 pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
     let kernel = |heads, head, reach, of| RelativeScores {
         heads,

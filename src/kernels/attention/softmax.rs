@@ -308,7 +308,7 @@ impl Kernel for AttentionSoftmax {
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         Launch {
-            // There are at most 2^24 tokens, so the number of CTAs fits 32 bits.
+            // There are at most 2^24 tokens, so the number of CTAs fits in 32 bits.
             grid: [
                 extents.tokens.div_ceil(self.form.rows().into()).max(1) as u32,
                 self.heads,

@@ -83,7 +83,7 @@ impl Kernel for SoftmaxByDistance {
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         Launch {
-            // There are at most 2^24 tokens, so the number of CTAs fits 32 bits.
+            // There are at most 2^24 tokens, so the number of CTAs fits in 32 bits.
             grid: [
                 extents.tokens.div_ceil(WARPS.into()).max(1) as u32,
                 self.heads,

@@ -133,8 +133,8 @@ impl Kernel for MhaSplitKeys {
         self.plain.reference(extents, reads)
     }
 
-    /// Returns the edge cases and single sequences, for which the kernel is mainly used, with lengths around the boundaries of MMAs and
-    /// warps. Lengths that the kernel does not support are removed.
+    /// Returns the edge cases, and single sequences with lengths around the boundaries of MMAs and warps. The kernel is mainly used for
+    /// single sequences. Lengths that the kernel does not support are removed.
     fn cases(&self) -> Vec<Case> {
         let mut cases = edge_cases();
         for length in [5, 8, 16, 17, 33, 40, 48, 63, 64] {

@@ -42,7 +42,7 @@ impl Tiling {
     pub fn launch(&self, extents: &Extents, heads: u32) -> Launch {
         let tiles = extents.tokens / u64::from(self.rows) + extents.batch;
         Launch {
-            // There are at most 2^24 tokens and 2^24 sequences, so the number of tiles fits 32 bits.
+            // There are at most 2^24 tokens and 2^24 sequences, so the number of tiles fits in 32 bits.
             grid: [tiles as u32, heads, 1],
             threads: self.threads,
             shared_bytes: self.shared_bytes,

@@ -429,7 +429,7 @@ impl Kernel for AttentionContext {
             return simt_launch(extents.tokens * u64::from(self.head), self.heads);
         }
         let plan = self.plan();
-        // Upper bound on Σ ⌈n / rows⌉ over the lengths n of the sequences, the number of tiles per head.
+        // Upper bound on the number of tiles per head, which is Σ ⌈n / rows⌉ over the lengths n of the sequences.
         let of_head = extents.tokens / u64::from(plan.rows) + extents.batch;
         visitor_launch(
             of_head,

@@ -48,7 +48,7 @@ pub struct MhaWgmma {
     pub tile: MhaTile,
 }
 
-/// Bytes of shared memory: per SM, reserved by the system per CTA, and max per CTA.
+/// Shared memory in bytes: the size per SM, the part of each CTA that the system reserves, and the max size per CTA.
 const SHARED_OF_SM: u32 = 228 * 1024;
 const SHARED_OF_SYSTEM: u32 = 1024;
 const SHARED_OF_BLOCK: u32 = 227 * 1024;
@@ -328,7 +328,7 @@ impl MhaTile {
             false => u64::MAX,
         };
         let bytes = self.bytes(of.head, self.stages(of.head));
-        // If there are enough SMs, each CTA gets its own: it requests half of an SM's shared memory. Two such CTAs do not fit one SM,
+        // If there are enough SMs, each CTA gets its own SM: it requests half of the SM's shared memory. Two such CTAs do not fit on an SM,
         // because the system reserves more shared memory for each CTA.
         let alone = !self.persistent && blocks <= machine.sms.into();
         let shared = match alone {
@@ -343,7 +343,7 @@ impl MhaTile {
         heads_map("q", head, 64)
     }
 
-    /// K/V stages per pipeline: the max number that fits shared memory.
+    /// Returns the number of K/V stages per pipeline: the max number that fits in shared memory.
     fn stages(self, head: u32) -> u32 {
         let room = match self.persistent {
             true => SHARED_OF_BLOCK,
@@ -473,7 +473,7 @@ impl MhaWgmma {
         }
     }
 
-    /// Returns the portable kernel for the same attention. It defines the result.
+    /// Returns the portable kernel for the same attention, which has the same reference.
     pub fn plain(&self) -> MhaOnline {
         MhaOnline {
             of: self.of,

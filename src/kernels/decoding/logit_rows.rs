@@ -19,7 +19,7 @@ const MAX_CTAS: u64 = 32;
 pub(in crate::kernels) const MOST_CANDIDATES: u32 = 1024;
 
 /// Rows of logits, each read by one or more CTAs. A pack is the elements of one vector access. Each lane of a warp reads one *group* of
-/// tokens: packs at a distance of 32 packs.
+/// tokens, which consists of every 32nd pack.
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct LogitRows {
     pub(in crate::kernels) vocabulary: u32,
@@ -136,7 +136,7 @@ impl Groups {
     }
 }
 
-/// Returns an integer for `x`, such that integers have the order of the floats. Returns the same integer for −0 and 0.
+/// Converts `x` to an integer. The integers of two floats have the same order as the floats. −0 and 0 have the same integer.
 fn key_of(x: f32) -> u32 {
     let bits = (x + 0.0).to_bits();
     bits ^ (((bits as i32) >> 31) as u32 | 0x8000_0000)

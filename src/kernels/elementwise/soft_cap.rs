@@ -39,7 +39,7 @@ impl Kernel for SoftCap {
     }
 
     fn params(&self) -> Vec<Param> {
-        // With this deviation, magnitudes are both far below and above the cap.
+        // With this deviation, some magnitudes are far below the cap, and others are above it.
         let fill = Fill::Normal {
             mean: 0.0,
             deviation: self.cap.get(),

@@ -28,8 +28,8 @@ pub struct GemmPrepareAttention {
 }
 
 impl GemmPrepareAttention {
-    /// Returns the kernel with every supported tile: tiles of whole heads, in which one lane holds both columns of each rotated pair. The
-    /// tile of `self` is ignored.
+    /// Returns a copy of the kernel for each supported tile. A supported tile consists of whole heads, and one lane holds both columns of
+    /// each rotated pair. The tile of `self` is ignored.
     pub fn tiles(&self, instructions: Instructions) -> Vec<Self> {
         if instructions != Instructions::Hopper {
             return Vec::new();

@@ -27,8 +27,8 @@ use crate::{
 ///
 /// With quantized rows, x is the result of `QuantizeRows`: `[rows, columns]` in 8 bits. The operand after the weight is then `x_scale`, the
 /// scales of the rows. A sum of products is multiplied by the scale of the weight's row and by the scale of the row of x. If the weight has
-/// a scale for each 128 columns of a row, x is the result of `QuantizeGroups`. The sum of each 128 products is then multiplied by the
-/// scales of the two groups.
+/// a scale for every 128 columns of a row, x is the result of `QuantizeGroups`. Each sum of 128 products is then multiplied by the scales
+/// of the two groups.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GemmProblem {
     /// Columns of the result.
@@ -46,7 +46,7 @@ pub struct GemmProblem {
     /// Whether the result is stored in E4M3.
     pub to_e4m3: bool,
     /// Whether x is quantized. The weight is then packed and has the same kind of elements and scales as x: E4M3 with a scale for each row
-    /// or for each 128 columns of a row, or int8 with a scale for each row.
+    /// or for every 128 columns of a row, or int8 with a scale for each row.
     pub quantized_rows: bool,
 }
 

@@ -54,9 +54,9 @@ impl GemmProblem {
         }
     }
 
-    /// Returns the parameters of a product of quantized rows: the rows, the packed weight, and the scales of the rows. With their fills,
-    /// results have standard deviation 1. Sums of products are exact, except with scales of groups. With scales of groups, the weight is
-    /// normally distributed, so its groups have different scales, and the check detects the scale of a wrong group or row.
+    /// Returns the parameters of a product of quantized rows: the rows, the packed weight, and the scales of the rows. The fills of the
+    /// parameters give results a standard deviation of 1. Sums of products are exact, except with scales of groups. With scales of groups,
+    /// the weight is normally distributed. Its groups then have different scales, so the check detects the scale of a wrong group or row.
     pub(super) fn operands_of_rows(&self, matrix: Shape) -> Vec<Param> {
         let &Self { k, weight, .. } = self;
         let to = self.row_element();
@@ -147,8 +147,8 @@ impl GemmProblem {
         }
     }
 
-    /// For int8, returns `x_scale` with the sums of the rows of x (both are in `reads`), and the index of `x_scale` among the operands.
-    /// Otherwise, returns nothing.
+    /// For int8, returns the index of `x_scale` in `reads`, and `x_scale` with the sums of the rows of x in `reads`. Otherwise, returns
+    /// nothing.
     pub(super) fn derived_inputs(&self, reads: &[&HostTensor]) -> Vec<(usize, HostTensor)> {
         let (true, [x, _, x_scale, ..]) = (self.multiplies_int8(), reads) else {
             return Vec::new();

@@ -57,8 +57,8 @@ impl SplitKTile {
         2 * self.tokens as u64
     }
 
-    /// Estimates cycles on a GPU with Hopper's instructions. The constants were timed with programmatic dependent launch. The estimate is
-    /// comparable with [`WgmmaTile::cycles`](super::WgmmaTile::cycles).
+    /// Estimates cycles on a GPU with Hopper's instructions. The constants are from kernels that were timed with programmatic dependent
+    /// launch. The estimate is comparable with [`WgmmaTile::cycles`](super::WgmmaTile::cycles).
     pub fn cycles(self, rows: u64, n: u32, k: u32, machine: &Machine) -> f64 {
         let Some(Hopper { split_k: cost, .. }) = &machine.costs.hopper else {
             return f64::INFINITY;
@@ -171,7 +171,7 @@ impl SplitKTile {
 
     /// Whether each CTA of a cluster has at least one step of k.
     pub(super) const fn shares(self, k: u32) -> bool {
-        // A larger k would not fit shared memory, and sizes in bytes would overflow u32.
+        // A larger k never fits in shared memory. It is refused here, because sizes in bytes could overflow u32.
         k <= 1 << 16 && self.splits <= k.div_ceil(BLOCK_K)
     }
 }

@@ -63,10 +63,10 @@ pub(crate) const SCALE: f32 = 1.0 / 64.0;
 const SHARED: [u32; 4] = [224 * 1024, 112 * 1024, 74 * 1024, 55 * 1024];
 /// Max bytes of barriers and other static arrays in a kernel without a norm.
 const STATICS: u32 = 1024;
-/// Max stages. More would hide no more latency.
+/// Max number of stages. Additional stages would not hide more latency.
 const MAX_STAGES: u32 = 16;
-/// Max bytes of partial accumulators for which shared memory is reserved next to the ring. More bytes reuse the memory of the ring, at the
-/// cost of a later cluster barrier.
+/// Max bytes of received partial accumulators that have their own shared memory next to the ring. Larger accumulators reuse the memory of
+/// the ring, so a CTA arrives at the cluster barrier only after its main loop.
 const MAX_BESIDE: u32 = 16 * 1024;
 /// Max number of octets (groups of eight) of rows in shared memory at once. The output is stored through shared memory if rows have an odd
 /// number of columns.
@@ -95,8 +95,8 @@ impl GemmStream {
         }
     }
 
-    /// Returns the kernel with every supported tile on a GPU with `instructions`, in ascending order of rows. The tile of `self` is
-    /// ignored.
+    /// Returns a copy of the kernel for each tile that a GPU with `instructions` supports, in ascending order of rows. The tile of `self`
+    /// is ignored.
     pub fn tiles(&self, instructions: Instructions) -> Vec<Self> {
         if instructions != Instructions::Hopper {
             return Vec::new();
@@ -123,7 +123,7 @@ impl GemmStream {
         self.problem.packed().is_some() && self.tile.rows <= WARP_MMA_ROWS
     }
 
-    /// Columns of x in a stage, in units of 16 bits.
+    /// Length of the part of a row of x that a stage holds, in units of 16 bits.
     fn step_k(&self) -> u32 {
         match self.problem.packed() {
             None => BLOCK_K,
@@ -240,7 +240,7 @@ impl GemmStream {
         self.layout().expect("the tile has room, as `check` says")
     }
 
-    /// Returns the number of tiles of the output, and the number of tiles per block of columns (one for each block of rows).
+    /// Returns the number of tiles of the output, and the number of tiles that have the same columns.
     fn tiles_of(&self, rows: u64) -> (u64, u64) {
         let of_rows = rows.div_ceil(self.tile.rows.into()).max(1);
         (
@@ -274,8 +274,8 @@ impl GemmStream {
     /// Returns the symbol without the tile.
     fn name(&self) -> String {
         let kind = |centered| if centered { "layernorm" } else { "rms_norm" };
-        // If gamma and beta follow the rows of x, the kernel supports only one tile of rows. The cases of the kernel then depend on the
-        // number of rows of the tile, so the definition contains this number.
+        // If gamma and beta are stored after the rows of x, the kernel supports only one tile of rows, and its cases depend on the number
+        // of rows of the tile. Kernels with equal definitions must have equal cases, so the name then contains this number.
         let before = match self.norm {
             StreamNorm::After { eps, centered } => {
                 let most = match centered {
@@ -307,8 +307,8 @@ impl Kernel for GemmStream {
 
     fn definition(&self) -> String {
         let name = self.name();
-        // Single warps, unlike warpgroups, do not round the converted elements of the weight. Their results differ, so the definition has
-        // another name.
+        // Warpgroups round the converted elements of the weight, and single warps do not. Kernels of the two kinds have different results,
+        // so their definitions differ.
         match self.multiplies_by_warps() {
             true => format!("{name}_by_warps"),
             false => name,

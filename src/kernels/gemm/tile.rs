@@ -32,7 +32,8 @@ const TENSOR_TILES: [Tile; 9] = [
 ];
 
 /// Tiles for operands in E4M3. A stage is `(m + n)·k` bytes of shared memory. Warps have fewer than 64×64 outputs, because larger warp
-/// tiles would spill registers on Hopper, where these kernels are checked: there, ptxas replaces the MMAs with conversions and MMAs in f16.
+/// tiles would spill registers on Hopper, where ptxas replaces the MMAs with conversions and MMAs in f16. These kernels are checked on
+/// Hopper.
 const E4M3_TILES: [Tile; 8] = [
     tile(128, 192, 64, 2, 4, 4),
     tile(128, 128, 128, 2, 4, 3),

@@ -42,7 +42,7 @@ pub struct WgmmaTile {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GemmWgmma {
     /// The weight has the type of the activations (f16 or bf16), or x and the weight are both in E4M3 or both in int8. If the rows of x are
-    /// quantized, the weight is packed, and the kernel loads its blocks of 64 columns as they are stored.
+    /// quantized, the weight is packed, and the kernel loads its blocks of 64 columns unchanged.
     pub problem: GemmProblem,
     pub tile: WgmmaTile,
 }
@@ -217,8 +217,8 @@ impl WgmmaTile {
         (self.m + self.n) * BLOCK_K * 2
     }
 
-    /// Number of pipeline stages that fit shared memory, up to `MAX_STAGES`. `vectors` is the number of f32 vectors in shared memory that
-    /// the epilogue reads.
+    /// Number of pipeline stages that fit in shared memory, up to `MAX_STAGES`. `vectors` is the number of f32 vectors in shared memory
+    /// that the epilogue reads.
     fn stages(self, store: Store, vectors: u32) -> u32 {
         self.stages_beside(self.buffers(store, vectors), vectors)
     }
@@ -423,9 +423,9 @@ impl Kernel for GemmWgmma {
             Store::Direct | Store::Tma => tile.n,
         };
         let acc = mma_n / 2;
-        // In lane l, accumulator i = 4j + 2h + b of an MMA is the result of row l / 4 + 8h and column 8j + l % 4 · 2 + b. With pairs, each
-        // of two MMAs (`of_pair`) multiplies one row of each pair. Their results go to the elements of `acc` that a single MMA of both rows
-        // would use.
+        // In lane l, accumulator i = 4j + 2h + b of an MMA is the result of row l / 4 + 8h and column 8j + l % 4 · 2 + b. With pairs,
+        // one MMA multiplies the first rows of all pairs (`of_pair` is 0), and another MMA the second rows (`of_pair` is 1). Their results
+        // go to the elements of `acc` that a single MMA of all rows would use.
         let accumulator = |i: u32| {
             let (j, h, b) = (i / 4, i / 2 % 2, i % 2);
             match store {

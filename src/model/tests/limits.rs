@@ -75,7 +75,7 @@ fn raw_control_characters_are_refused_without_being_shown() {
     assert!(parse(&TINY.replace('\n', "\r\n")).is_ok());
 }
 
-/// Tests the numbers that determine the memory of a model and that no checkpoint shape limits.
+/// Tests numbers that determine the memory of a model but are not limited by the shape of a tensor in the checkpoint.
 #[test]
 fn numbers_that_determine_the_size_of_computed_tables_have_a_range() {
     let config = |more: serde_json::Value| {

@@ -97,7 +97,7 @@ impl Builder {
         self.capped_attention(prefix, qkv, scale, None)
     }
 
-    /// Like [`attention`](Self::attention), with a soft cap of the scaled scores.
+    /// Like [`attention`](Self::attention), with a soft cap on the scaled scores.
     pub fn capped_attention(
         &mut self,
         prefix: &str,

@@ -224,8 +224,8 @@ fn the_maximum_sizes_do_not_overflow() {
     }
 }
 
-/// The keep limit may force a release even if the allocator's [`Excess`] is empty, because the largest request of the series needs all the
-/// memory that is held.
+/// The keep limit may force a release even if the allocator's [`Excess`] is empty. It is empty if the largest request of the series needs
+/// all memory that is held.
 #[test]
 fn a_small_request_after_a_release_has_a_chunk_that_is_large_enough() {
     let mut allocator = ChunkAllocator::new(ChunkPolicy {

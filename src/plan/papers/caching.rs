@@ -127,8 +127,8 @@ impl Allocator for Caching {
     fn plan(&mut self, records: &[UsageRecord]) -> Result<Plan, PlanError> {
         check_records(records)?;
         let before = self.held.clone();
-        // Tuples of (operator, whether it is an allocation, record). Tensors whose lifetime has ended are freed before the next operator
-        // allocates.
+        // Events as (operator, whether the event is an allocation, record). Tensors whose lifetime has ended are freed before the next
+        // operator allocates.
         let mut events = Vec::with_capacity(2 * records.len());
         for (record, usage) in records.iter().enumerate() {
             events.push((u64::from(usage.first_op), true, record));

@@ -244,8 +244,8 @@ fn written(kernel: &KernelSpec) -> Vec<&'static str> {
     written.map(|param| param.name).collect()
 }
 
-/// Returns the name of the residual operand if `sum` adds a residual to an RMSNorm of whole rows that only `sum` reads. Returns `None` for
-/// other sums.
+/// Returns the name of the residual operand if `sum` adds a residual to an RMSNorm of whole rows, and is the only reader of this norm.
+/// Returns `None` for other sums.
 fn residual_of_norm(graph: &Graph, sum: NodeId) -> Option<&'static str> {
     let is_norm = |slot| {
         graph.operand(sum, slot).is_some_and(|id| {

@@ -19,7 +19,7 @@ use crate::{
 /// The launches of a graph that prepare operands of attention. Each launch computes several nodes.
 #[derive(Default)]
 pub(super) struct Prepared {
-    /// Launches with their rules. The key is the launch's last node in lowering order, because only then do all operands exist.
+    /// Launches with their rules. The key is the launch's last node in lowering order, because all operands exist when it is lowered.
     launches: HashMap<NodeId, (RuleName, Preparation)>,
     nodes: HashSet<NodeId>,
     /// Rules that do not apply to an attention node although their pattern was found.

@@ -76,8 +76,8 @@ impl Preparation {
     }
 }
 
-/// Returns the first column of the keys and that of the values in the rows from which the two nodes `caches` append. One launch writes keys
-/// and values as the heads of a single cache, so the two caches must be adjacent.
+/// Returns the first columns of the keys and of the values in the operands of the two cache nodes `caches`. One launch writes keys and
+/// values as the heads of a single cache, so the two caches must be adjacent.
 fn cached(
     graph: &Graph,
     program: &Program,

@@ -345,11 +345,11 @@ fn computed(program: Program, lens: &[u32]) -> Vec<Output> {
     session.run(&batch).expect("it runs")
 }
 
-/// Products with quantized rows differ from products with 16-bit rows by the rounding of the rows. With packed int8 weights, the CPU
-/// executor rounds the rows of all products, so only products with an unpacked weight differ.
+/// The results of programs with and without quantized rows differ only by the rounding of the rows. With packed int8 weights, the CPU
+/// executor rounds the rows in both programs, so only products with an unpacked weight differ.
 #[test]
 fn quantized_rows_change_results_by_their_rounding() {
-    // A rounding to E4M3 has a relative error of 2.6 % on average, and a rounding to int8 one of about 1 %.
+    // Rounding to E4M3 has a relative error of 2.6 % on average, and rounding to int8 has one of about 1 %.
     let hopper = testing::hopper();
     quantized_rows_change_results(Format::FP8, &hopper, 1e-3..0.15);
     quantized_rows_change_results(Format::FP8_128, &hopper, 1e-3..0.15);

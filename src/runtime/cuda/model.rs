@@ -447,7 +447,7 @@ impl CudaModel {
         &self.device
     }
 
-    /// Bytes of the weights on the device.
+    /// Returns the size of the weights on the device in bytes.
     pub fn weight_bytes(&self) -> u64 {
         self.arena.bytes()
     }

@@ -27,7 +27,7 @@ const PIECE_BYTES: usize = 256 << 10;
 pub struct TakenRows<'a> {
     /// Indices of the rows of all documents, one document after another.
     pub rows: &'a [i32],
-    /// For each document, the offset of its first index, followed by the number of all indices.
+    /// Offsets in `rows` of the first index of each document, and as the last element the length of `rows`.
     pub offsets: &'a [i32],
 }
 

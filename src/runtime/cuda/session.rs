@@ -489,9 +489,9 @@ impl CudaSession {
                 let rows = (piece.bytes as u64).div_ceil(Upload::PIECE);
                 let extents = Extents::default().with_rows(rows);
                 let args = [from, to + piece.at as u64];
-                // SAFETY: tensors and pieces start at multiples of `ALIGNMENT`, so the last 16 bytes belong to them as a whole. The output
-                // stays valid at `from` until the next batch on the stream. The memory at `to` is freed or reused only after the event that
-                // is recorded below.
+                // SAFETY: the kernel copies 16 bytes at a time. Tensors and pieces start at multiples of `ALIGNMENT`, so the last 16 bytes
+                // that it copies contain no other tensor or piece. The output stays valid at `from` until the next batch on the stream. The
+                // memory at `to` is freed or reused only after the event that is recorded below.
                 unsafe { copy.launch(stream.cu_stream(), &extents, &args, name, Start::Plain) }?;
             } else {
                 let to = &mut output.memory_mut()[piece.at..piece.at + piece.bytes];

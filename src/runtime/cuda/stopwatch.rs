@@ -315,7 +315,7 @@ pub(super) fn rotated_sets(bytes: u64) -> u64 {
     ROTATED_BYTES.div_ceil(bytes.max(1)).clamp(2, MOST_SETS)
 }
 
-/// Returns the dimensions of a tensor; `None` if a dimension does not fit 64 bits.
+/// Returns the dimensions of a tensor; `None` if a dimension does not fit in 64 bits.
 fn dims_of(shape: &Shape, extents: &Extents) -> Option<Vec<u64>> {
     shape.0.iter().map(|size| size.eval(extents)).collect()
 }

@@ -167,7 +167,7 @@ impl Checkpoint {
         }
     }
 
-    /// Opens a shard and makes the tensors available that the index assigns to it. Other tensors in the shard are not read.
+    /// Opens a shard and makes available the tensors that the index assigns to it. Other tensors in the shard are not read.
     fn add(
         &mut self,
         index: &Path,

@@ -178,8 +178,7 @@ pub trait WeightSource: Send + Sync {
     /// Returns the names of the source's tensors that are not in `used`. Published checkpoints often have such tensors.
     fn surplus(&self, used: &[(&str, &[u64])]) -> Vec<String>;
 
-    /// Returns the names of the weights of output heads that are tied to an embedding table, and should thus equal the table, but are
-    /// stored with other values.
+    /// Returns the names of weights of output heads that are tied to an embedding table, but are stored with other values than the table.
     ///
     /// # Errors
     /// Returns the errors of [`read`](Self::read).

@@ -150,7 +150,7 @@ fn codes(
 pub(super) fn format_of(runs: Runs, columns: u64) -> Option<Scaled> {
     let is_row = runs.columns == columns;
     let holds = |width: &u32| is_row || runs.columns.is_multiple_of(u64::from(*width));
-    // Kernels read the scales of groups of integers in f16. Scales in f32 might be rounded to f16, so no format represents them exactly.
+    // Kernels read the scales of groups of integers in f16. Scales in f32 may have no exact value in f16, so no format is exact.
     let is_16 = matches!(runs.scales, Element::F16 | Element::BF16);
     let (values, group) = match runs.kind {
         Kind::Int8 if is_row => (Values::Int8, Some(Group::Row)),

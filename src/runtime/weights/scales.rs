@@ -33,7 +33,7 @@ pub fn evaluate_scaled(
 pub struct Scales<'e> {
     /// Scale of the values within each bound.
     inputs: Mutex<HashMap<&'e Bound, f32>>,
-    /// Scales of the rows of each matrix. The key is the list of parts whose rows are concatenated to the matrix.
+    /// Scales of the rows of each matrix. The key is the list of the parts whose concatenated rows are the matrix.
     rows: Mutex<HashMap<&'e [WeightExpr], Vec<f32>>>,
 }
 

@@ -142,8 +142,8 @@ fn chunks_of_earlier_batches_make_room_for_a_batch_that_needs_them() {
     let choice = AllocatorChoice::Caching;
     let alone = Planner::footprint(&program, &choice, &batch(24_000), &batch(24_000)).unwrap();
     let mut workspace = workspace(&program, &choice, alone.chunks);
-    // The next batch needs segments of other sizes than this batch. The allocator keeps the segments of this batch until `make_room`
-    // releases them.
+    // The second batch needs segments of different sizes. The allocator keeps the segments of the first batch until `make_room` releases
+    // them.
     workspace.make_room(&program, &batch(20_000)).unwrap();
     let (plan, changed) = workspace.make_room(&program, &batch(24_000)).unwrap();
     assert_eq!((plan.footprint(), changed), (alone.chunks, true));

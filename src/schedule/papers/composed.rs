@@ -259,8 +259,8 @@ impl Composed {
         fits
     }
 
-    /// Adds the requests that the current decision took to `gone`. Does nothing if no policy of this scheduler reads `gone`. Such policies
-    /// only read the index, from which these requests have already been removed.
+    /// Adds `ids`, the requests that are part of the current decision, to `gone`. Does nothing if the policies of this scheduler read only
+    /// the index and not `gone`. The requests have already been removed from the index.
     fn has_gone(&mut self, ids: impl Iterator<Item = u64>) {
         if self.when != Trigger::Hungry || self.which == Order::Fcfs {
             self.gone.extend(ids);

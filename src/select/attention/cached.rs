@@ -14,8 +14,8 @@ use crate::{
 
 /// Range of the max number of new tokens per sequence in a decode step: one token.
 const STEPS: Interval = Interval::new(0, Some(1));
-/// Range of the max number of new tokens per sequence in all other batches: more than one token. Several new tokens of a sequence are a
-/// piece.
+/// Range of the max number of new tokens per sequence in batches that are not decode steps: more than one token. Several new tokens of a
+/// sequence are a piece.
 const PIECES: Interval = Interval::new(1, None);
 
 /// A problem of attention to a KV cache, given as the kernel that supports every shape and card.
@@ -23,10 +23,10 @@ const PIECES: Interval = Interval::new(1, None);
 pub struct CachedAttention(pub MhaCached);
 
 impl CachedAttention {
-    /// Max number of new tokens per sequence for which the tiled kernel for any GPU is used on Hopper. So few queries fill the tiles of
-    /// that kernel better than those of the Hopper kernel.
+    /// Max number of new tokens per sequence for which the tiled kernel for any GPU is used on Hopper. Such short pieces fill the
+    /// tiles of that kernel better than those of the Hopper kernel.
     const SHORT: u64 = 192;
-    /// Max number of tiles of 64 queries per SM, times four, for which [`Self::long`] uses such tiles.
+    /// Max number of tiles of 64 queries per SM, in quarters of a tile. [`Self::long`] uses larger tiles for more queries.
     const SMALL_QUARTERS: u64 = 9;
     /// Min number of key tiles of the longest sequence for which an SM may have several tiles of 64 queries. A key tile has the size that
     /// the next larger query tile uses.
@@ -114,8 +114,8 @@ impl CachedAttention {
     /// small CTAs. Hopper uses:
     ///
     /// - small CTAs if there is more than one CTA per SM,
-    /// - otherwise, for too few keys to split: medium CTAs, or large CTAs if these have more warps and the keys are more than two tiles per
-    ///   warp of a medium CTA,
+    /// - otherwise, if there are too few keys to split, medium CTAs; but large CTAs if these have more warps than medium CTAs, and each
+    ///   warp of a medium CTA would have more than two tiles of keys,
     /// - otherwise, clusters of eight CTAs, which split the keys, if the clusters of all tokens are resident at the same time,
     /// - otherwise, pairs of large CTAs if the pairs of all tokens are resident at the same time and have enough keys to split,
     /// - otherwise, large CTAs.
@@ -145,7 +145,7 @@ impl CachedAttention {
         };
         // With a window, a token attends to at most the window's keys and its own key.
         let max_keys = self.0.by.window.map_or(u64::MAX, |w| u64::from(w) + 1);
-        // Divides the numbers of keys at `limit`. The second range is empty if no token attends to more keys.
+        // Returns the range of numbers of keys up to `limit`, and the range above. The latter is empty if no token attends to more keys.
         let around = |limit: u64| {
             let below = (max_keys > limit).then_some(limit);
             let above = Interval::new(below.unwrap_or(u64::MAX), None);
@@ -177,8 +177,9 @@ impl CachedAttention {
     /// the kernel. Returns no entries on cards other than Hopper, or if the Hopper kernel does not support the problem.
     ///
     /// A tile of 64 queries takes less time per key tile than a larger tile, but more time per query. It shortens launches in which the
-    /// tile with the most keys determines the time. Tiles of 64 queries are used up to one tile per SM, or up to `SMALL_QUARTERS / 4` tiles
-    /// per SM if their numbers of keys are large and differ. The measurements are in docs/history/attention.md, section 86.
+    /// tile with the most keys determines the time. Tiles of 64 queries are always used for up to one tile per SM. If tiles differ in their
+    /// numbers of keys, and the longest sequence has at least [`Self::LONG`] key tiles, they are used for up to `SMALL_QUARTERS / 4` tiles
+    /// per SM. The measurements are in docs/history/attention.md, section 86.
     fn long(&self, machine: &Machine) -> Vec<Entry<KernelSpec>> {
         let MhaCached {
             heads, head, pool, ..
@@ -447,7 +448,7 @@ mod tests {
     /// Ranges of the Hopper kernel for 12 heads of 64.
     fn long_of_64(window: Option<u32>) -> Vec<String> {
         let sms = testing::hopper().sms;
-        // One tile of 64 queries per SM, and 9 / 4 tiles per SM.
+        // Numbers of tokens with one tile of 64 queries per SM, and with 9 / 4 tiles per SM.
         let (at_once, max_rows) = (sms * 64 / 12, 9 * sms * 64 / (4 * 12));
         let of = |rows: String, keys: &str| {
             format!("rows {rows}, longest above 192{keys}: mha_wgmma_persistent")
@@ -470,7 +471,7 @@ mod tests {
     fn pieces_with_few_tiles_per_sm_use_finer_tiles() {
         let hopper = testing::hopper();
         let sms = u64::from(hopper.sms);
-        // One tile of 64 queries per SM, with 12 heads.
+        // Number of tokens with one tile of 64 queries per SM, for 12 heads.
         let at_once = sms * 64 / 12;
         let max_rows = 9 * sms * 64 / (4 * 12);
         for (head, larger, key_tiles) in

@@ -51,7 +51,7 @@ fn plain(
     let split_k = GemmSplitK::kernels(problem, machine.instructions);
     let at_once = |kernel: &GemmSplitK| kernel.tile.max_rows_at_once(n, k, machine);
     // The ring buffer of the streaming GEMM makes MMAs wait for each other. If all operands of a CTA fit in shared memory even without a
-    // split of k, the split-K GEMM replaces streaming GEMMs with one split and more than 32 rows.
+    // split of k, the split-K GEMM replaces the streaming GEMMs whose tiles have more than 32 rows and do not split k.
     let has_room = split_k
         .iter()
         .any(|kernel| kernel.tile.splits == 1 && at_once(kernel) > 0);

@@ -35,7 +35,8 @@ pub struct GenerationParams {
     /// Max number of new tokens. The default is `default_max_tokens`, or else the limit of the model's folder, or else the remaining
     /// positions and KV cache.
     pub max_tokens: Option<usize>,
-    /// Max number of new tokens if `max_tokens` is `None`. It is lowered to the remaining positions and KV cache.
+    /// Max number of new tokens if `max_tokens` is `None`. It is lowered to what fits in the remaining positions and in the
+    /// KV cache.
     pub default_max_tokens: Option<usize>,
     /// Sampling temperature; 0 selects the most probable token. The default is that of the model's folder.
     pub temperature: Option<f32>,

@@ -43,8 +43,8 @@ pub(super) struct GenerationLoop {
     shared: Arc<Shared>,
     rows: HashMap<Ticket, Sequence>,
     queue: TextQueue,
-    /// Bytes of the KV cache that were in use when there was last too little room for the next text. The text is not tried again until this
-    /// number changes.
+    /// If there was too little room for the next text: the bytes of the KV cache that were in use at that time. The text is not tried again
+    /// until that number changes.
     full_at: Option<u64>,
     seat: Option<ModelHandle>,
     /// Duration of the last step.
@@ -126,7 +126,7 @@ impl GenerationLoop {
         let gone = self.queue.remove_if(|job| job.ending.is_abandoned());
         let late = self.queue.remove_if(|job| job.is_late(now));
         if !(gone.is_empty() && late.is_empty()) {
-            // The text that found no room may have been removed.
+            // The text for which there was too little room may have been removed.
             self.full_at = None;
         }
         for job in gone {

@@ -332,7 +332,7 @@ fn a_list_is_refused_if_the_queued_work_and_the_list_exceed_its_deadline() {
     };
     assert!(service.submit(texts(5), other).is_ok());
     assert_eq!(refused(), 5);
-    // The list alone takes too long.
+    // With this pace of the tokenizers, the list takes longer than its time limit even if nothing else is queued.
     {
         let mut state = service.shared.lock();
         state

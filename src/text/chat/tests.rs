@@ -146,7 +146,7 @@ fn tools_are_rendered_as_python_json() {
     assert!(!chat.render(&messages).unwrap().contains("parameters"));
     let plain = self::folder(&[("chat_template.jinja", "{{ messages[0].content }}")]);
     assert!(!ChatTemplate::open(plain.path()).unwrap().takes_tools());
-    // From the templates of Llama and Mistral.
+    // These conditions are from the templates of Llama and Mistral.
     for template in [
         "{% if not tools is defined %}{% set tools = none %}{% endif %}{% if tools is not none %}{{ tools | length }}{% endif %}",
         "{% if tools is not none and tools | length > 0 %}{{ tools | length }}{% endif %}",

@@ -20,7 +20,8 @@ pub enum CutSide {
     Right,
 }
 
-/// Tokenizer loaded from tokenizer.json, with a cache of words if [`WordCache::of`] creates one, or from a SentencePiece model.
+/// Tokenizer loaded from tokenizer.json or from a SentencePiece model. A tokenizer from tokenizer.json has a cache of words if
+/// [`WordCache::of`] creates one.
 #[derive(Clone)]
 pub(super) enum Coder {
     Json(Box<Tokenizer>, Option<Arc<WordCache>>),

@@ -19,7 +19,7 @@ impl Folder {
     /// Returns how the states of the tokens of a chunk become its vector.
     ///
     /// # Errors
-    /// Returns an error if the folder specifies another pooling than the mean of all tokens, or if a module after the pooling does more
+    /// Returns an error if the folder specifies any pooling other than the mean of all tokens, or if a module after the pooling does more
     /// than scale or truncate vectors.
     pub fn chunk_pooling(&self) -> Result<ChunkPooling, TextError> {
         let refused = |problem: String| TextError::LateChunking {

@@ -84,7 +84,8 @@ pub(super) fn entries(json: &Json) -> Result<Vec<Entry>, TextError> {
     }
 }
 
-/// Returns an entry of an untrusted file. The entry may only name a direct subfolder or, if `may_be_root`, the folder itself.
+/// Creates an entry from the `folder` and the `class` in an untrusted file. `folder` must name a direct subfolder of the checkpoint or, if
+/// `may_be_root`, the checkpoint folder itself.
 pub(super) fn entry(
     json: &Json,
     folder: &str,

@@ -457,7 +457,7 @@ impl Model {
         }
     }
 
-    /// Returns the text of pieces that begin a text. A space at the beginning is removed if normalization adds one there or removes spaces.
+    /// Returns the text of `pieces`, as the beginning of a text. A leading space is removed if normalization adds one or removes spaces.
     pub(super) fn text<'p>(&self, pieces: impl IntoIterator<Item = &'p str>) -> String {
         let mut text = String::new();
         let mut is_begun = false;

@@ -50,7 +50,7 @@ fn ask(model: &Model, texts: Vec<Text>) -> Vec<Answer> {
     replies.into_iter().map(|r| r.wait().unwrap()).collect()
 }
 
-/// Returns the responses to [`texts`] of a model without a cache.
+/// Returns the responses of a model without a cache to [`texts`].
 fn computed() -> Vec<Answer> {
     let model = Model::open(choice("packed")).unwrap();
     ask(&model, texts())

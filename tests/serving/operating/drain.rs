@@ -18,8 +18,8 @@ fn ask(stream: &mut BufReader<TcpStream>, text: &str) -> io::Result<Response> {
     read_response(stream)
 }
 
-/// Starts a server, and shuts it down by `signal` while clients send requests one after another on persistent connections. A client stops
-/// when a response announces that its connection is closed. Returns the total number of responses.
+/// Starts a server, and shuts it down with `signal` while clients send requests one after another on persistent connections. A client stops
+/// when a response announces that the connection will be closed. Returns the total number of responses.
 fn hammer(drain_delay: &str, signal: &str, pause: Duration) -> u64 {
     let mut server = Serving::start("", &["--drain-delay-ms", drain_delay]);
     let (to, answered) = (server.to, Arc::new(AtomicU64::new(0)));

@@ -25,7 +25,8 @@ fn far_too_slow() -> CostTable {
     table
 }
 
-/// Runs `clients` clients, each of which sends `rounds` requests, the next one after each response. Returns the number of refused requests.
+/// Runs `clients` concurrent clients. Each client sends `rounds` requests one after another, and waits for each response. Returns the
+/// number of refused requests.
 fn refusals(model: &Model, clients: usize, rounds: usize) -> usize {
     let refused = AtomicUsize::new(0);
     let text = "the tower is high and it rains ".repeat(30);

@@ -114,7 +114,7 @@ fn http_1_0_gets_no_interim_response() {
     server.shut_down(Duration::ZERO);
 }
 
-/// Sends a request with a body of `n` bytes completely, and then reads the response.
+/// Sends a request with a body of `n` bytes, and reads the response only after the whole body is sent.
 fn send_all(to: SocketAddr, head: &str, n: usize) -> std::io::Result<super::Response> {
     let stream = TcpStream::connect(to)?;
     stream.set_read_timeout(Some(Duration::from_secs(60)))?;
@@ -167,7 +167,7 @@ fn a_client_that_is_still_sending_reads_why_it_is_refused() {
     let response = read_response(&mut stream).unwrap();
     assert_eq!(response.status, 413, "{response:?}");
     assert!(response.head.contains("connection: close"));
-    // If a client announces a body but sends nothing of it, the server soon closes the connection.
+    // If a client announces a body but sends none of it, the server soon closes the connection.
     let began = Instant::now();
     let head =
         format!("POST /v1/embeddings HTTP/1.1\r\n{key}host: x\r\ncontent-length: 1000000\r\n\r\n");

@@ -47,7 +47,7 @@ fn idle_uploads_take_no_memory_from_others() {
     let idle: Vec<_> = (0..200).map(|at| begin(to, 8 << 20, at % 2)).collect();
     thread::sleep(Duration::from_millis(200));
     let began = Instant::now();
-    // A body that is too large to skip the queue for memory.
+    // This request is too large to skip the queue of requests that wait for memory.
     let body = format!("{{\"input\": \"rain\"{}}}", " ".repeat(1 << 20));
     let head = format!(
         "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n",

@@ -90,8 +90,8 @@ fn the_model_of_a_body_is_the_one_that_answers_on_every_route() {
     server.shut_down(Duration::ZERO);
 }
 
-/// Returns a copy of the checkpoint `ce-nli`, a classifier with three labels, after `problem_type` is set in its config.json. Also returns
-/// the settings to serve this copy.
+/// Returns a copy of the checkpoint `ce-nli`, a classifier with three labels, with `problem_type` set in its config.json. Also returns the
+/// settings to serve this copy.
 fn classifier(problem_type: &str) -> (tempfile::TempDir, ModelChoice) {
     let folder = tempfile::tempdir().unwrap();
     copy(&checkpoint("ce-nli"), folder.path());
@@ -313,7 +313,7 @@ fn chat_and_rerank_fields_are_named_where_they_are_wrong() {
         shown += &format!("{path} {body}\n{status} {told}\n\n");
     }
     insta::assert_snapshot!(shown);
-    // `top_n: 0` returns all documents, as in clients of vLLM.
+    // Clients of vLLM send `top_n: 0` to get all documents.
     let all = json!({"query": "tower", "documents": ["rain", {"text": "a tower"}], "top_n": 0});
     assert_eq!(
         is_ok(to, "/v1/rerank", &all)["results"]

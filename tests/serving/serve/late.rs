@@ -4,7 +4,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 
 use super::{bodies::is_ok, *};
 
-/// Returns the results of PyLate for a checkpoint, which `scripts/late_interaction.py` stored.
+/// Returns PyLate's results for the checkpoint `name`. `scripts/late_interaction.py` stored them in its folder.
 fn expected(name: &str) -> Value {
     let text = std::fs::read_to_string(checkpoint(name).join("expected.json")).unwrap();
     serde_json::from_str(&text).unwrap()

@@ -6,7 +6,7 @@ use super::{bodies::is_ok, *};
 
 const PATH: &str = "/v1/translate";
 
-/// Returns the translations of transformers that are stored in a checkpoint folder.
+/// Returns the translations that transformers computed, which are stored in the checkpoint folder.
 fn cases(folder: &str) -> Vec<Value> {
     let text = std::fs::read_to_string(checkpoint(folder).join("translations.json")).unwrap();
     serde_json::from_str(&text).unwrap()
@@ -186,7 +186,8 @@ fn a_batch_is_that_of_the_command_whole_and_as_events() {
     server.shut_down(Duration::ZERO);
 }
 
-/// Sends a request for a stream. Returns the text of each translation, joined from its events, its last event, and the usage.
+/// Sends a request for a stream. Returns the text of each translation (the joined texts of its events), the last event of each translation,
+/// and the usage.
 fn events(to: SocketAddr, body: &Value) -> (Vec<String>, Vec<Value>, Value) {
     let (status, head, text) = ask_with(to, "POST", PATH, "", &body.to_string());
     assert!(

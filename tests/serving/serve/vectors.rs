@@ -361,7 +361,7 @@ fn vectors_come_in_the_types_and_dimensions_that_are_asked_for() {
         .iter()
         .collect();
     assert_eq!(vector(coded), json!(expected));
-    // `dimensions` also applies to the vectors of which `/similarity` computes the cosine.
+    // `dimensions` also applies to the vectors that `/similarity` compares.
     let parameters = json!({"dimensions": 5});
     let inputs = json!({"source_sentence": "rain", "sentences": ["a high tower"]});
     let body = json!({"inputs": inputs, "parameters": parameters});

@@ -138,7 +138,7 @@ fn bf16(x: f32) -> u32 {
 }
 
 tiles!("avx512f,avx512bf16", f32, amx::of_pairs, |sums, x, w| {
-    // SAFETY: all types are 512 bits wide, and the instruction interprets them as numbers of these types.
+    // SAFETY: all of these vector types are 512 bits wide, and every bit pattern is a valid value of each type.
     unsafe {
         let (x, w) = (
             transmute::<__m512i, __m512bh>(x),

@@ -19,8 +19,8 @@ pub(super) const COLS: usize = VECTORS * LANES;
 /// Two bf16 or four 8-bit integers that are adjacent along k, the first in the lowest bits.
 pub(super) type Group = u32;
 
-/// A weight `[n, k]` as panels of [`COLS`] of its n rows. A panel is `[depth, COLS]`: `depth` groups along k for each of its rows. The last
-/// panel is padded with zeros.
+/// A weight `[n, k]`, split into panels of [`COLS`] rows of the weight, which are columns of the result. A panel is stored as
+/// `[depth, COLS]`, where `depth` is the number of groups in a row. The last panel is padded with zeros.
 pub(super) struct Panels {
     groups: Lines,
     depth: usize,
@@ -48,7 +48,7 @@ impl Panels {
     }
 }
 
-/// Defines `sums_of`, the products of rows with a panel. It uses AMX if available, else an AVX-512 instruction that adds products of groups
+/// Defines `sums_of`, which multiplies rows by a panel. It uses AMX if available, else an AVX-512 instruction that adds products of groups
 /// to 32-bit sums.
 macro_rules! tiles {
     ($features:literal, $sum:ty, $amx:path, |$sums:ident, $x:ident, $w:ident| $product:expr) => {

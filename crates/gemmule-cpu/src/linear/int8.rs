@@ -2,8 +2,9 @@
 //! activations have one scale per row, and are quantized symmetrically around 0. Sums of products are exact in 32 bits, so the result of a
 //! row does not depend on the other rows.
 //!
-//! A row is quantized as `x ≈ sx·q` with `q = round(x / sx)` and `sx = max|x| / 127`. The weight is quantized likewise, as `w ≈ sw·p`. Then
-//! `x · w ≈ sx·sw·Σ q·p`. The rounding error of an element of `x` or `w` is at most `sx / 2` or `sw / 2`.
+//! A row is quantized as `x ≈ sx·q` with `q = round(x / sx)` and `sx = max|x| / 127`. The weight is quantized likewise, as `w ≈ sw·p`, but
+//! with [`largest()`] instead of 127. Then `x · w ≈ sx·sw·Σ q·p`. The rounding error of an element of `x` or `w` is at most `sx / 2` or
+//! `sw / 2`.
 
 use std::{
     iter::zip,

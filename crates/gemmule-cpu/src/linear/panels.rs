@@ -23,7 +23,8 @@ const DEPTH: usize = 1024;
 /// on a Xeon (docs/history, entry 58).
 const SHORT: usize = 192;
 const FEW: usize = 4;
-/// If a block has at least this many tiles of rows, nothing is prefetched: only the first of the tiles that use a panel waits for memory.
+/// If a block has at least this many tiles of rows, full tiles prefetch nothing. Waits for memory are then rare, because only the first
+/// tile that uses a panel waits.
 const MANY: usize = 32;
 
 /// A weight `[n, k]` as consecutive panels `[k, columns]`. The last panel is padded with zeros.

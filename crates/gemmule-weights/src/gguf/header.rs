@@ -55,7 +55,7 @@ impl Header {
     pub(super) fn read(file: &File) -> Result<Self> {
         let size = file.metadata()?.len();
         let mut reader = Reader {
-            // The file is not cloned: a clone would share its offset anyway. The caller has not read from the file, so the offset is 0.
+            // The caller has not read from the file, so its offset is 0. The file is not cloned, because a clone would share the offset.
             file: BufReader::new(file),
             left: size.min(MAX_HEADER),
             is_cut: size > MAX_HEADER,

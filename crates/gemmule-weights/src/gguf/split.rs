@@ -23,7 +23,7 @@ pub(super) struct Position {
     tensors: Option<u64>,
 }
 
-/// Returns the position of a file; `None` for a model in one file.
+/// Returns the position of a file among the files of a split model; `None` for a model in one file.
 pub(super) fn position(metadata: &BTreeMap<String, Value>) -> Result<Option<Position>> {
     let get = |key: &str| match metadata.get(key) {
         None => Ok(None),

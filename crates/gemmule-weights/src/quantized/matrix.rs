@@ -87,8 +87,8 @@ pub(super) enum ZeroPoints {
     One(u16),
     /// Signed integers, one for each scale.
     Signed(String),
-    /// The scheme is symmetric, but the tensor `name` stores zero points. All values of the tensor must be 0; codes have the zero point
-    /// `zero`.
+    /// The scheme is symmetric, but the tensor `name` stores zero points. All values of this tensor must be 0. The zero point of the codes
+    /// is `zero`.
     Symmetric { name: String, zero: u16 },
     Packed {
         name: String,
@@ -192,8 +192,8 @@ impl Matrix {
         })
     }
 
-    /// Returns the indices of the columns, sorted by group, so that the columns of a group are adjacent. Returns `None` if a group does not
-    /// have as many columns as the group size. Only the last group may have fewer.
+    /// Returns the indices of the columns, sorted by group, so that the columns of a group are adjacent. Returns `None` unless each group
+    /// has as many columns as the group size. The last group may have fewer.
     ///
     /// # Errors
     /// Returns the errors of `read`, and an error if groups are out of range.

@@ -90,8 +90,8 @@ impl MhaLongScores {
             rows,
             threads: rows * 2,
             depth,
-            // Min CTAs per SM for `__launch_bounds__`. They limit a thread to 128 registers if a CTA has 256 threads, and to 168 registers
-            // if it has 128.
+            // Min CTAs per SM for `__launch_bounds__`. Two CTAs of 256 threads limit a thread to 128 registers, and three CTAs of 128
+            // threads limit it to 168.
             min_blocks: if rows == 128 { 2 } else { 3 },
             shared_bytes: shared(rows),
         }

@@ -46,7 +46,7 @@ pub(in crate::kernels::attention) fn representative() -> Vec<KernelSpec> {
                 all.extend(tiles.map(|&tile| KernelSpec::from(MhaWgmma { of, dtype, tile })));
             }
         }
-        // Biases and caps, alone and with windows, and windows alone.
+        // The examples without causal masking: a bias, a window, a window with a bias, and a window with a cap.
         for (heads, head) in [(12, 64), (2, 128), (3, 256), (12, 32), (5, 96)] {
             let column = |i| HeadView::TokenMajor {
                 offset: i * heads * head,
@@ -58,8 +58,8 @@ pub(in crate::kernels::attention) fn representative() -> Vec<KernelSpec> {
                 .into_iter()
                 .filter(|(causal, _)| !causal)
             {
-                // For these head sizes, kernels differ from those for other sizes only in their tiles, so a few of the examples are
-                // sufficient.
+                // For these head sizes, kernels differ from those for other sizes only in their tiles, so the example with a window and a
+                // bias is sufficient.
                 if (head % 64 != 0 || head == 256) && by.window.is_some() != by.bias.is_some() {
                     continue;
                 }

@@ -81,7 +81,7 @@ impl GemmStream {
             weights / machine.rates.dram,
             ctas as f64 * all_steps * f64::from(layout.stage_bytes) / cost.l2,
             all_steps * mma.max(cost.step),
-            // Each further wave adds the conversion time of the first wave.
+            // Conversion takes as long in each further wave as in the first wave.
             all_steps * self.conversion(side_by_side) * (1.0 + more_waves),
         ];
         let norm: f64 = limits.iter().map(|l| l.powf(cost.overlap)).sum();

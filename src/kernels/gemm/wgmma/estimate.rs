@@ -18,10 +18,11 @@ const DRAM_OVERLAP: i32 = 12;
 impl WgmmaTile {
     /// Estimated cycles on a GPU with Hopper's instructions, comparable with [`Tile::cycles`](crate::kernels::gemm::Tile::cycles).
     ///
-    /// The formula is `fill + tiles of the busiest SM × (k-steps × cost of a step + epilogue)`. A step is limited by tensor cores, by the
-    /// L2 bandwidth of one SM, and by the L2 bandwidth of all SMs. Its cost is a p-norm of these three times, plus a time proportional to
-    /// its bytes, because loads take power and thereby reduce the clock. The number of SMs that have a tile is averaged over the waves.
-    /// With ping-pong, an epilogue overlaps the mainloop of the other warpgroup. Reading the weight from DRAM overlaps all of this.
+    /// The formula is `fill + tiles of the busiest SM × (k-steps × cost of a step + epilogue)`. A step has three limits: the
+    /// tensor cores, the L2 bandwidth of one SM, and the L2 bandwidth of all SMs. Its cost is the p-norm of the times at these limits, plus
+    /// a time proportional to its bytes, because loads take power and thereby reduce the clock. The number of SMs that have a tile is
+    /// averaged over the waves. With ping-pong, an epilogue overlaps the mainloop of the other warpgroup. Reading the weight from DRAM
+    /// overlaps all of this.
     pub fn cycles(self, rows: u64, n: u32, k: u32, epilogue: Epilogue, machine: &Machine) -> f64 {
         self.cycles_of(rows, [n, k], epilogue, false, machine)
     }

@@ -99,7 +99,7 @@ fields! {
         table: Weight,
         width: Whole,
         span: Whole,
-        /// If given, distances above half of `span` are scaled logarithmically, so that the distance `reach − 1` has the last row.
+        /// If given, distances above half of `span` are scaled logarithmically, so that all distances below `reach` fit the table.
         reach: Option<Whole>,
     }
 

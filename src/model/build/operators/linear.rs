@@ -2,7 +2,7 @@
 //!
 //! | operator | fields | result |
 //! |---|---|---|
-//! | `linear` | `x`, `out`, `weight`, `bias` (optional), `stored` (`out_in` or `in_out`, default `out_in`), `of` and `from` (optional), `groups` (default 1), `interleaved` (optional) | `x · weightᵀ + bias`, of width `out`. `stored` is the layout of the matrix in the checkpoint. With `of` and `from`, the weight and the bias consist of `out` rows that are selected from stored tensors with `of` rows: the stored rows form `groups` equal parts, and `out / groups` rows of each part are read, starting at row `from` of the part. In each part, the first `interleaved` rows that are read are stored as pairs of adjacent rows. They are reordered: the first rows of all pairs precede the second rows |
+//! | `linear` | `x`, `out`, `weight`, `bias` (optional), `stored` (`out_in` or `in_out`, default `out_in`), `of` and `from` (optional), `groups` (default 1), `interleaved` (optional) | `x · weightᵀ + bias`, of width `out`. `stored` is the layout of the matrix in the checkpoint. With `of` and `from`, the weight and the bias consist of `out` rows that are selected from stored tensors with `of` rows: the stored rows form `groups` equal parts, and `out / groups` rows of each part are read, starting at row `from` of the part. In each part, the first `interleaved` rows that are read are stored as pairs of adjacent rows. These rows are reordered: the first rows of all pairs precede the second rows |
 //! | `add_bias` | `x`, `bias` | adds a vector to every row |
 //!
 //! The operator `rotary` rotates columns `x[j]` with `x[j + w / 2]` of a head, but some models rotate adjacent columns, `x[2j]` with
@@ -42,8 +42,8 @@ pub(in crate::model::build) struct RowsOf {
     pub groups: Option<Whole>,
     /// First row to read in each part.
     pub from: Whole,
-    /// In each part, this many of the first rows that are read are stored as pairs of adjacent rows. They are reordered: the first rows of
-    /// all pairs precede the second rows. If not given, no rows are reordered.
+    /// Number of leading rows read in each part that are stored as pairs of adjacent rows. These rows are reordered: the first rows of all
+    /// pairs precede the second rows. If not given, no rows are reordered.
     pub interleaved: Option<Whole>,
 }
 

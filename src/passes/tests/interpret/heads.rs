@@ -144,7 +144,7 @@ pub(super) fn transpose(shape: Heads, x: &[f64], from: HeadView, to: HeadView) -
     out
 }
 
-/// Divides each head by its root mean square, after the mean is subtracted if `centered`, and multiplies it by a row of the weight.
+/// Divides each head by its root mean square, and multiplies it by a row of the weight. If `centered`, first subtracts the mean.
 pub(super) fn norm(x: &[f64], weight: &[f64], head: usize, eps: f64, centered: bool) -> Vec<f64> {
     let of_head = |(x, weight): (&[f64], &[f64])| {
         let mean = match centered {

@@ -85,7 +85,7 @@ pub(super) fn find(
 }
 
 /// Returns whether the launch and the attention are the only readers of the rows `x`, and read different columns of them. The attention
-/// must read its values from these rows, and nothing else.
+/// must read its values, and no other operand, directly from these rows.
 fn is_alone(
     graph: &Graph,
     kernel: &PrepareAttention,

@@ -6,7 +6,7 @@ use super::{OpError, Read};
 use crate::ops::HeadView;
 use crate::tensor::{Extents, e4m3};
 
-/// Arguments of one launch, which methods take in order.
+/// Arguments of one launch. The methods take them in order.
 pub(super) struct Args<'r, 'w> {
     op: &'static str,
     pub extents: &'r Extents,

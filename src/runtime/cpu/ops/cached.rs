@@ -33,8 +33,8 @@ impl Stored<'_> {
         }
     }
 
-    /// Divides `row` by `scale`, and stores it at the elements from `at` on in the format of `pool`. Only a cache in E4M3 has a `scale`
-    /// other than 1.
+    /// Divides `row` by `scale`, and stores the result in the format of `pool`, starting at element `at`. Only a cache in E4M3 has a
+    /// `scale` other than 1.
     fn store(&mut self, pool: Pool, at: usize, row: &[f32], scale: f32) {
         match self {
             Self::Real(values) if pool.is_e4m3() => {

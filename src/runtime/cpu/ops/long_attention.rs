@@ -109,7 +109,7 @@ fn reduce(spec: &MhaLongReduce, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let out = args.out(&[u64::from(spec.heads), tokens, 2])?;
     let (heads, tokens) = (spec.heads as usize, tokens as usize);
     let out = SharedOut::new(out);
-    // The work is one exponential per query and tile of keys. It is counted as one multiplication per query and key.
+    // The kernel computes one exponential per query and tile of keys, which is counted as one multiplication per key of the tile.
     let work = work(&sequences, heads, 1);
     for_heads_and_blocks(
         heads,
@@ -165,7 +165,7 @@ fn context(spec: &MhaLongContext, mut args: Args<'_, '_>) -> Result<(), OpError>
             let first = (h * tokens + start + block.query) * 2;
             let statistics = &statistics[first..first + n * 2];
             let at = (start + block.query) * width + h * head;
-            // The scratch memory never shrinks. Each iteration overwrites the elements that it reads.
+            // The scratch memory never shrinks. Each iteration writes its elements before it reads them.
             let largest = scratch.scores.len().max(n * len.min(MAX_KEYS));
             scratch.scores.resize(largest, 0.0);
             for key in (0..len).step_by(MAX_KEYS) {

@@ -1,7 +1,7 @@
 //! CPU implementation of every [`KernelSpec`], in f32 on the packed layout.
 //!
-//! [`run`] validates its arguments and then computes. Wrong arguments cause errors, never panics. Examples are slices of the wrong length,
-//! ids outside their table, and sequence starts that do not match the batch. Values are computed and stored in f32, regardless of the
+//! [`run`] validates its arguments and then computes. Wrong arguments, such as slices of the wrong length, ids outside their table, or
+//! sequence starts that do not match the batch, cause errors, never panics. Values are computed and stored in f32, regardless of the
 //! kernel's storage type. Work is distributed over the rayon pool of the caller. A small amount of work stays on the calling thread.
 
 mod args;

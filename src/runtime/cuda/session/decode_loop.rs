@@ -336,7 +336,7 @@ impl DecodeLoop {
     }
 
     /// Returns the index of the beam that has a NaN logit, after the beam search over the rows `first..first + beams` has reported a NaN.
-    /// The candidate counts of the rows identify the beam. They are not overwritten until the rows get other sequences.
+    /// The candidate counts of the rows identify the beam. These counts are not overwritten until the rows get other sequences.
     ///
     /// # Errors
     /// Returns driver errors.

@@ -127,7 +127,7 @@ const LOOP: [&str; 14] = [
     "revindex0",
     "iterable",
 ];
-/// Attributes that modify a list or dict, which the sandbox refuses.
+/// Methods that modify a list or dict. The sandbox refuses them.
 const MUTATING: [&str; 11] = [
     "append",
     "clear",

@@ -80,7 +80,7 @@ impl Machine<'_> {
                     None => Value::text(&meter, ", ")?.to_text(&meter)?,
                 };
                 self.joiners.push((separator, false));
-                // The machine stores the joiner, so the meter is charged for it.
+                // The joiner is stored in `self.joiners`, not in a value, so the meter must be charged for it here.
                 let mut kept = Items::new(&meter)?;
                 kept.push(Value::None)?;
                 self.kept.push(kept);

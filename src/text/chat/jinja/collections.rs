@@ -20,7 +20,7 @@ impl SeqKind {
         }
     }
 
-    /// Returns the kind to use in comparisons. Sequences for which it differs are never equal.
+    /// Returns the kind to use in comparisons. Two sequences for which this kind differs are never equal.
     pub fn compared(self) -> Self {
         match self {
             Self::Group => Self::Tuple,

@@ -187,8 +187,8 @@ impl Machine<'_> {
     }
 }
 
-/// Bytes charged for each part while a text is split. Parts are slices in a list. When the list grows, its old and its new allocation have
-/// up to three slices for each part.
+/// Bytes charged for each part while a text is split. Parts are slices in a list. While the list grows, its old and its new allocation
+/// together have room for up to three slices per part.
 const PART: usize = 3 * size_of::<&str>();
 
 /// Charges the memory for a list of a text's lines.

@@ -1,4 +1,4 @@
-//! Tests of Jinja, as in `value is defined`.
+//! The tests of the template language, such as `defined` in `value is defined`.
 
 use std::rc::Rc;
 

@@ -39,8 +39,8 @@ pub(super) enum Template {
     Empty,
     /// Tokens of the class.
     Around(Frame),
-    /// The tokens that [`Setting::Language`] puts around texts or, if there is no token for the source language, those that tokenizer.json
-    /// puts around texts. The `eos_token` must be one of them.
+    /// Tokens that [`Setting::Language`] puts around texts. If there is no token for the source language, the tokens of the template in
+    /// tokenizer.json. In both cases, the `eos_token` must be one of the tokens.
     Language,
 }
 
@@ -94,7 +94,7 @@ const fn doubled(first: Special, last: Special, trims: bool) -> Template {
     })
 }
 
-/// Tokens before or after texts only.
+/// Tokens on only one side of texts: before them or after them.
 const fn one_sided(
     first: Option<Special>,
     last: Option<Special>,
@@ -116,7 +116,7 @@ const fn one_sided(
 pub(super) enum Setting {
     /// `do_lower_case`, `strip_accents` and `tokenize_chinese_chars` of BERT's normalizer.
     BertNormalizer,
-    /// `do_lower_case` of a sequence of normalizers.
+    /// The setting `do_lower_case`, which adds or removes the normalizer `Lowercase`.
     LowerCase,
     /// The setting `keep_accents`.
     Accents,

@@ -7,7 +7,7 @@ use tokenizers::{
 
 use super::parts::{normalizers_of, set_normalizer};
 
-/// Parts of a class, in the format of tokenizer.json, before the settings of tokenizer_config.json are applied.
+/// Parts that a tokenizer class creates, in the format of tokenizer.json, before the settings of tokenizer_config.json are applied.
 pub(super) struct Parts {
     model: Kind,
     /// List of normalizers. If tokenizer.json has SentencePiece rules, they replace the entry `Precompiled`.
@@ -203,7 +203,8 @@ pub(super) const LLAMA: Parts = Parts {
 };
 
 impl Parts {
-    /// If the class and the tokenizer have different kinds of vocabulary, returns the kind of the class and the kind of the tokenizer.
+    /// If the vocabulary of `tokenizer` is of another kind than that of the tokenizer class, returns the kind of the class and the kind of
+    /// `tokenizer`.
     pub(super) fn other_model(
         &self,
         tokenizer: &Tokenizer,

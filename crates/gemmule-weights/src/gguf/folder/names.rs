@@ -354,7 +354,7 @@ fn published<'n>(
     };
     let (index, part) = inside.split_once('.')?;
     let number: u64 = index.parse().ok()?;
-    // Refuse layer numbers that are spelled differently, such as with leading zeros.
+    // Refuse layer numbers that are not in canonical form, such as those with leading zeros.
     if number >= layers || number.to_string() != index {
         return None;
     }

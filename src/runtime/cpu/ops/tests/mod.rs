@@ -82,7 +82,7 @@ fn batches() -> Vec<Batch> {
         .into()
 }
 
-/// Runs a kernel and returns its result, which is initialized with NaN. The kernel must succeed.
+/// Runs a kernel and returns its output of `n` elements, which is filled with NaN before the run. Panics if the kernel fails.
 fn output(spec: &KernelSpec, extents: &Extents, reads: &[Read<'_>], n: usize) -> Vec<f32> {
     let mut out = vec![f32::NAN; n];
     run(spec, extents, reads, &mut [&mut out]).unwrap();

@@ -71,8 +71,8 @@ pub(super) struct Places {
     pub(super) scores: u64,
     pub(super) states: u64,
     pub(super) step: u64,
-    /// Offset of a dummy step number and, 256 bytes later, a dummy ring. `DecodeLoop::refresh` launches a kernel that writes both. With
-    /// these dummies, it leaves the loop's own step number and ring unchanged.
+    /// Offset of a dummy step number and, 256 bytes later, a dummy ring. `DecodeLoop::refresh` launches a kernel that writes both. The
+    /// kernel thus leaves the loop's own step number and ring unchanged.
     pub(super) unread: u64,
     pub(super) end: u64,
 }
@@ -185,7 +185,7 @@ impl Table {
             source_width,
         } = room;
         let numbers = at.end / 4;
-        // Kernels index rows with 32 bits, and edits index values with 32 bits.
+        // Kernels use 32-bit indices of rows, and edits of rows (`edit.rs`) use 32-bit indices of values.
         let limit = i32::MAX as u64;
         if numbers > limit {
             return Err(CudaError::TooLarge {
