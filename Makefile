@@ -89,8 +89,8 @@ lint: $(STAMP) $(FETCHED)
 	tree=$$(cargo tree --locked --package gemmule --no-default-features --edges normal,build --prefix none | grep -v '(\*)' | sort -u) \
 		&& ! echo "$$tree" | grep -E '^(tokio|hyper|ureq|clap|miette|comfy-table|indicatif|svg|tracing-subscriber) ' && [ $$(echo "$$tree" | wc -l) -le 140 ]
 	cargo check --locked --package gemmule --no-default-features
-	@# Use the features of the tests, so that dependencies are compiled only once. gemmule-bench is left out, because it needs all of gemmule.
-	RUSTDOCFLAGS="-D warnings" cargo doc --locked --package gemmule --package gemmule-cpu --package gemmule-corpus --package gemmule-hub --package gemmule-weights --features gemmule/shared-cache,gemmule/corpora --no-deps
+	@# With all packages and the features of the tests, dependencies have the same features as for clippy, and are not checked again.
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --features gemmule/shared-cache,gemmule/corpora --no-deps
 	@# Check that the lock file of the fuzz workspace is up to date. Nothing else builds this workspace.
 	cargo metadata --locked --manifest-path fuzz/Cargo.toml --format-version 1 >/dev/null
 

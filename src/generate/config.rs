@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use self::keys::{COMPUTED, IN_CONFIG, Meaning, meaning, similar};
+use self::keys::{IN_CONFIG, Meaning, meaning, similar};
 use super::{SamplingParams, UnsupportedDraw};
 use crate::{
     files::Kind,
@@ -272,7 +272,7 @@ fn parse(value: &Value) -> Result<Parsed, String> {
             "renormalize_logits" => rules.renormalize = setting.flag()?,
             "suppress_tokens" => rules.suppressed = setting.ids(MAX_IDS)?,
             "begin_suppress_tokens" => rules.suppressed_first = setting.ids(MAX_IDS)?,
-            other => debug_assert!(!COMPUTED.contains(&other), "`{other}` is not read"),
+            _ => return Err(setting.unknown()),
         }
     }
     let rules = &mut generate.rules;
