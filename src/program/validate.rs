@@ -205,6 +205,9 @@ impl Program {
         if let Some(&operand) = step.operands.iter().find(|&&o| o >= n_tensors) {
             return Err(format!("binds tensor {operand} of {n_tensors}"));
         }
+        let own = step.batches();
+        let is_computed = |&operand: &usize| own.iter().all(|b| b.is_covered_by(&written[operand]));
+        let computed: Vec<bool> = step.operands.iter().map(is_computed).collect();
         let mut n_writes = None;
         for entry in step.dispatch.entries() {
             let Some(kernel) = self.kernels.get(entry.choice) else {
@@ -215,7 +218,7 @@ impl Program {
                 ));
             };
             check_limit(step, entry.batches, kernel)?;
-            self.bindings(at, step, kernel, written)?;
+            self.bindings(at, step, kernel, written, &computed)?;
             if *n_writes.get_or_insert(kernel.as_kernel().n_writes())
                 != kernel.as_kernel().n_writes()
             {
@@ -226,7 +229,6 @@ impl Program {
         let n_reads = step.operands.len().saturating_sub(n_writes.unwrap_or(0));
         let writes = step.operands[n_reads..].iter();
         for out in writes.flat_map(|&out| self.written(step, out)) {
-            let own = step.batches();
             let again = |before: &Batches| own.iter().any(|part| part.meets(*before));
             if written[out].iter().any(again) {
                 return Err(format!(
@@ -234,7 +236,7 @@ impl Program {
                     self.tensors[out].name
                 ));
             }
-            written[out].extend(own);
+            written[out].extend(&own);
             // A batch with a sequence of more than `max_longest` tokens is refused before any step runs, so for such a batch the tensor
             // counts as written.
             let beyond = step.max_longest.map(|most| Interval::new(most, None));
@@ -243,13 +245,15 @@ impl Program {
         Ok(())
     }
 
-    /// Checks that a step's tensors have the type and size of its kernel's parameters.
+    /// Checks that a step's tensors have the type and size of its kernel's parameters. `written` has the batches for which earlier steps
+    /// compute each tensor, and `computed` has whether these batches include all batches of the step, for each operand.
     fn bindings(
         &self,
         at: u32,
         step: &Step,
         kernel: &KernelSpec,
         written: &[Vec<Batches>],
+        computed: &[bool],
     ) -> Result<(), String> {
         let params = kernel.as_kernel().params();
         let tensors = params.iter().filter(|p| !matches!(p.role, Role::Count(_)));
@@ -261,7 +265,7 @@ impl Program {
                 kernel.as_kernel().symbol()
             ));
         }
-        for (param, &operand) in tensors.zip(&step.operands) {
+        for ((param, &operand), &is_computed) in tensors.zip(&step.operands).zip(computed) {
             let tensor = &self.tensors[operand];
             let (element, shape, writes) = match &param.role {
                 Role::Read { element, shape, .. } => (*element, shape, false),
@@ -302,9 +306,7 @@ impl Program {
                     ));
                 }
                 Storage::Planned { .. } | Storage::Cached(_)
-                    if !writes
-                        && !all_are_covered(step, &written[operand])
-                        && !self.adds_itself(step, kernel, operand) =>
+                    if !writes && !is_computed && !self.adds_itself(step, kernel, operand) =>
                 {
                     return Err(format!(
                         "reads `{}`, which is not computed for all its batches",
@@ -431,13 +433,6 @@ pub(crate) fn check_kernel(kernel: &dyn Kernel, stored: DType) -> Result<(), Str
         }
         Some(_) | None => Ok(()),
     }
-}
-
-/// Returns whether the batches `written`, for which a tensor is written, cover all batches of a step.
-fn all_are_covered(step: &Step, written: &[Batches]) -> bool {
-    step.batches()
-        .iter()
-        .all(|part| part.is_covered_by(written))
 }
 
 /// Checks that a kernel is launched only for sequences within its limit.
