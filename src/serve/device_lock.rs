@@ -150,13 +150,7 @@ impl Devices {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        sync::{
-            atomic::{AtomicU32, Ordering},
-            mpsc::channel,
-        },
-        thread,
-    };
+    use std::{collections::VecDeque, sync::mpsc::channel, thread};
 
     use super::*;
 
@@ -166,58 +160,56 @@ mod tests {
         state.models.values().map(|c| c.waiting + c.running).sum()
     }
 
-    /// Returns the models that acquired permits, in the order of the permits. While a model holds a permit, it also has another batch
-    /// waiting.
-    fn order(shares: &[f64], costs: &[u64], n: usize) -> Vec<usize> {
+    #[test]
+    fn each_model_has_its_share_of_the_time() {
+        const BATCHES: usize = 20;
         let turns = Arc::new(FairDeviceLock::default());
         // Hold all permits until all threads are waiting.
         let others = turns.join(1.0);
         let held = [others.take(Micros(0)), others.take(Micros(0))];
-        let (sender, order) = channel();
-        let seats: Vec<Arc<ModelHandle>> = shares
-            .iter()
-            .map(|&share| Arc::new(turns.join(share)))
-            .collect();
-        let alive = Arc::new(AtomicU32::new(2 * shares.len() as u32));
-        // Start two threads for each model: while one holds a permit, the other waits.
-        let threads: Vec<_> = (0..2 * shares.len())
-            .map(|at| {
-                let model = at / 2;
-                let seat = Arc::clone(&seats[model]);
-                let (cost, sender) = (Micros(costs[model]), sender.clone());
-                let alive = Arc::clone(&alive);
+        let (sender, granted) = channel();
+        // The models have equal shares of the time. The batches of the first model are four times as long, so it gets a fifth of the
+        // permits. Each model has three threads: two may hold the permits, and the third waits.
+        let mut n_threads = 0;
+        for (model, cost) in [4_000, 1_000].into_iter().enumerate() {
+            let handle = Arc::new(turns.join(1.0));
+            for _ in 0..=PLACES {
+                let (handle, sender) = (Arc::clone(&handle), sender.clone());
                 thread::spawn(move || {
-                    for _ in 0..n {
-                        let turn = seat.take(cost);
-                        let _ = sender.send(model);
-                        // Hold the permit until every other thread is waiting for a permit or holds one, even on a slow machine.
-                        while there(&seat.turns) < alive.load(Ordering::Acquire) {
-                            thread::yield_now();
-                        }
-                        drop(turn);
+                    for batch in 1..=BATCHES {
+                        let permit = handle.take(Micros(cost));
+                        let (release, released) = channel::<()>();
+                        let _ = sender.send((model, batch == BATCHES, release));
+                        // Hold the permit until the main thread drops `release`.
+                        let _ = released.recv();
+                        drop(permit);
                     }
-                    alive.fetch_sub(1, Ordering::AcqRel);
-                })
-            })
-            .collect();
-        drop(sender);
-        // This thread holds two permits, so wait for two more than the number of threads.
-        while there(&turns) < 2 + 2 * shares.len() as u32 {
+                });
+                n_threads += 1;
+            }
+        }
+        while there(&turns) < n_threads + PLACES {
             thread::yield_now();
         }
         drop(held);
-        threads.into_iter().for_each(|t| t.join().unwrap());
-        order.into_iter().collect()
-    }
-
-    #[test]
-    fn each_model_has_its_share_of_the_time() {
-        // The models have equal shares of the time. The batches of the first model are four times as long, so it gets a fifth of the
-        // permits.
-        let order = order(&[1.0, 1.0], &[4_000, 1_000], 20);
+        let (mut order, mut permits) = (Vec::new(), VecDeque::new());
+        while n_threads > 0 {
+            while permits.len() < n_threads.min(PLACES) as usize {
+                let (model, is_last, release) = granted.recv().expect("a permit");
+                order.push(model);
+                permits.push_back((is_last, release));
+            }
+            // Release the next permit only when all threads wait for a permit or hold one.
+            while there(&turns) != n_threads {
+                thread::yield_now();
+            }
+            let (is_last, release) = permits.pop_front().expect("a permit");
+            n_threads -= u32::from(is_last);
+            drop(release);
+        }
         let first = order.iter().take(30).filter(|&&model| model == 0).count();
-        assert!((4..=9).contains(&first), "{order:?}");
-        assert_eq!(order.len(), 80);
+        assert!((5..=7).contains(&first), "{order:?}");
+        assert_eq!(order.len(), 6 * BATCHES);
     }
 
     #[test]
