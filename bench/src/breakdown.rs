@@ -145,7 +145,7 @@ impl Count {
         let of = |extents: Extents| {
             flop.eval(&extents).ok_or_else(|| {
                 miette::miette!(
-                    "the operations of {class} on {}, {flop}, do not fit 64 bits",
+                    "the operations of {class} on {}, {flop}, do not fit in 64 bits",
                     set.name
                 )
             })

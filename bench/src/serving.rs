@@ -323,14 +323,14 @@ fn shown(page: &Page<'_>, turbo: &Bench, tcb: &Bench, table: &str) -> String {
          - **TurboTransformers.** *No batches* runs each request alone, *naive* makes padded batches in order of arrival, and *DP* divides the\n  \
            requests into padded batches by dynamic programming.\n\
          - **TCB** selects requests by DAS, a mix of the highest utility and the earliest deadlines, and puts several requests into one row of\n  \
-           a batch. *Slotted* TCB cuts rows into slots of one length. *TNB* and *TTB* put the selected requests into naive and DP batches.\n  \
-           SJF, FCFS and EDF select the shortest requests, the first ones and those with the earliest deadlines. *Utility* is the sum of\n  \
-           1 / length over the requests completed in time.\n\
+           a batch. *Slotted* TCB cuts rows into slots of one length. *TNB* puts the selected requests into naive batches, and *TTB* into\n  \
+           DP batches. SJF selects the shortest requests, FCFS the first ones, and EDF those with the earliest deadlines. *Utility* is the\n  \
+           sum of 1 / length over the requests completed in time.\n\
          - **`packed`** is gemmule's default scheduler. Its batches have no rows: each request is a sequence that attends only to its own tokens.\n\n\
-         TCB's model has 12 heads of 256 instead of 8 of 384, which exceeds the maximum of fused attention. Only its three encoder layers are\n\
-         computed. The papers give no deadlines; here they are the time of 2 to 10 batches of 64 rows of 400 tokens after the arrival. A batch of\n\
-         rows is assumed to take as long as the same number of packed sequences of a slot's length. This includes padding, but not the masks that\n\
-         rows would need, so it is a lower bound for TCB's layout. Figures 13 and 14 compare such batches.\n\n",
+         TCB's model has 12 heads of 256 instead of 8 of 384, because heads of 384 exceed the maximum of fused attention. Only its three encoder\n\
+         layers are computed. The papers give no deadlines. Here, a deadline is 2 to 10 times the time of a batch of 64 rows of 400 tokens. A\n\
+         batch of rows is assumed to take as long as the same number of packed sequences of a slot's length. This includes padding, but not the\n\
+         masks that rows would need, so it is a lower bound for TCB's layout. Figures 13 and 14 compare such batches.\n\n",
         turbo.costs.about,
         tcb.costs.about,
         turbo.capacity(&turbo_lengths()),

@@ -94,8 +94,8 @@ impl Loading {
         self
     }
 
-    /// Fetches and loads the model on a separate thread, so that Ctrl-C ends the wait. The thread then continues in the background, and its
-    /// model is dropped.
+    /// Fetches and loads the model on a separate thread, so that Ctrl-C ends the wait. After Ctrl-C, the thread continues in the background,
+    /// and its model is dropped.
     ///
     /// # Errors
     /// Returns an error if the hub, the folder or the device returns one, or if a signal handler raises an exception.

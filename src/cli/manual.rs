@@ -54,7 +54,7 @@ pub(super) fn completes(args: &[OsString]) -> clap::error::Result<bool> {
     complete.try_complete(args, current.as_deref())
 }
 
-/// Completes a model: a model in the hub's cache, a built-in description, or a path.
+/// Completes an argument that names a model: a model in the hub's cache, a built-in description, or a path.
 pub(super) fn model_completer() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
         let cached = Hub::from_env().map(|hub| hub.cached_models());

@@ -78,7 +78,7 @@ impl Generator {
         if before == 1 {
             options.rules.forced_first = options.rules.forced_first.or(options.forced_bos);
         }
-        // Suppress the token `Limits::skipped`. It has no position, so a sequence cannot contain it.
+        // Suppress the padding token `Limits::skipped`, because no sequence may contain it.
         options.rules.suppressed.extend(self.limits.skipped);
         let mut blocks = self.blocks.admit(n).map_err(|full| AdmitError::Full {
             missing_bytes: u64::from(full.missing) * self.block_bytes,

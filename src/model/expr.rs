@@ -101,10 +101,10 @@ impl Expr {
                 match operation {
                     Operation::Add => x
                         .checked_add(y)
-                        .ok_or(format!("{step} does not fit 64 bits")),
+                        .ok_or(format!("{step} does not fit in 64 bits")),
                     Operation::Multiply => x
                         .checked_mul(y)
-                        .ok_or(format!("{step} does not fit 64 bits")),
+                        .ok_or(format!("{step} does not fit in 64 bits")),
                     Operation::Subtract => x.checked_sub(y).ok_or(format!("{step} is below zero")),
                     Operation::Divide if y == 0 => Err(format!("{step} divides by zero")),
                     Operation::Divide if x % y != 0 => {

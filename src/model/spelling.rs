@@ -68,7 +68,7 @@ impl Spelling {
         })
     }
 
-    /// Expands the name with the numbers of the current iteration.
+    /// Returns the name with its placeholders replaced by numbers. `lookup` returns the number of an index or a dimension.
     pub fn fill(&self, lookup: &impl Fn(&str) -> Option<u64>) -> Result<String, String> {
         let mut name = String::new();
         for part in &self.0 {

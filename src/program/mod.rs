@@ -115,9 +115,11 @@ pub enum Storage {
     Cached(u32),
 }
 
-/// Error for a size that does not fit 64 bits.
+/// Error for a size that does not fit in 64 bits.
 #[derive(Debug, thiserror::Error)]
-#[error("the size of `{tensor}`, {shape}, does not fit 64 bits for this batch; send fewer tokens")]
+#[error(
+    "the size of `{tensor}`, {shape}, does not fit in 64 bits for this batch; send fewer tokens"
+)]
 pub struct SizeOverflow {
     pub tensor: String,
     pub shape: Shape,
@@ -288,7 +290,7 @@ impl Program {
     /// tensor that no launched step uses has zero bytes.
     ///
     /// # Errors
-    /// Returns an error if a size does not fit 64 bits, or if a sequence is too long for a step.
+    /// Returns an error if a size does not fit in 64 bits, or if a sequence is too long for a step.
     pub fn usage(&self, extents: &Extents) -> Result<Vec<UsageRecord>, LaunchError> {
         let mut touched = vec![false; self.tensors.len()];
         for step in &self.steps {

@@ -50,7 +50,7 @@ impl Step {
     /// another part than the batch, or has no kernel for it.
     ///
     /// # Errors
-    /// Returns an error if the number of rows does not fit 64 bits, or if a sequence is too long for every kernel.
+    /// Returns an error if the number of rows does not fit in 64 bits, or if a sequence is too long for every kernel.
     pub fn launch(&self, batch: &Extents) -> Result<Option<(usize, Extents)>, LaunchError> {
         if self.part != batch.part {
             return Ok(None);

@@ -47,9 +47,9 @@ const AGEING: u64 = 4;
 ///    run alone for this estimate.
 /// 2. The token budget is the smallest number of tokens that reaches 97 % of the maximum throughput, or 99.5 % if no request has a deadline
 ///    and at least two full batches are waiting. The costs predict the throughput for the mean sequence length of the first 64 waiting
-///    requests. The budget is halved until the batch fits the lane's memory. If fewer than two full batches are waiting, it is also halved
-///    until the batch takes at most half of the time left until the earliest deadline, as long as the throughput stays above the arrival
-///    rate.
+///    requests. The budget is halved until the batch fits in the lane's memory. If fewer than two full batches are waiting, it is also
+///    halved until the batch takes at most half of the time left until the earliest deadline, as long as the throughput stays above the
+///    arrival rate.
 /// 3. Urgent requests come first, earliest deadline first. A request is urgent if its deadline is less than two batch times after the start
 ///    of the planned batch. The other requests follow by class. The requests of a class move up by one class each time the oldest of them
 ///    has waited for four times the target latency. Tenants of one class take turns by tokens (deficit round robin); each tenant's requests
@@ -116,7 +116,7 @@ impl Batch {
         }
     }
 
-    /// Returns whether a request fits the lane's memory and the budget. The first request of a batch may exceed the budget.
+    /// Returns whether a request fits in the lane's memory and the budget. The first request of a batch may exceed the budget.
     fn fits(&self, view: &View<'_>, waiting: &Waiting) -> bool {
         let extents = self.with(waiting);
         (self.ids.is_empty() || extents.tokens <= self.budget)

@@ -331,7 +331,7 @@ pub(super) fn path(
     cycles: impl Fn(usize, &[f64]) -> f64,
 ) -> Vec<(Option<u64>, usize)> {
     // `losses[choice]` is the min loss of all paths to the current number of rows that end with `choice`. `from[at][choice]` is the choice
-    // at the number of rows before `grid[at]` on the best path that has `choice` at `grid[at]`.
+    // at `grid[at - 1]` on the best path that has `choice` at `grid[at]`.
     let mut losses: Vec<f64> = vec![0.0; n_choices];
     let mut from: Vec<Vec<usize>> = Vec::new();
     let mut of_last_octave = vec![0.0; n_choices];

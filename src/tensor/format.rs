@@ -63,14 +63,14 @@ impl Format {
         group: Group::Row,
     });
 
-    /// E4M3 with a scale for each 128 elements of a row. This format can also represent checkpoints with a scale for each block of 128 ×
+    /// E4M3 with a scale for every 128 elements of a row. This format can also represent checkpoints with a scale for each block of 128 ×
     /// 128 elements.
     pub const FP8_128: Self = Self::Scaled(Scaled {
         values: Values::E4m3,
         group: Group::Columns(128),
     });
 
-    /// 4-bit integers with a scale and a zero point for each 128 elements of a row.
+    /// 4-bit integers with a scale and a zero point for every 128 elements of a row.
     pub const INT4: Self = Self::Scaled(Scaled {
         values: Values::Int4,
         group: Group::Columns(128),

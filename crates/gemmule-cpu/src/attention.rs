@@ -12,7 +12,7 @@ pub use crate::fused_attention::{Attend, Scratch};
 /// Maximum number of queries per task. It is a multiple of the number of queries that fused attention processes together on any instruction
 /// set: 48, 16, 12 or 2.
 pub const MAX_QUERIES: usize = 240;
-/// Maximum number of keys per tile. The scores of a tile fit the L2 cache for any sequence length.
+/// Maximum number of keys per tile. The scores of a tile fit in the L2 cache for any sequence length.
 pub const MAX_KEYS: usize = 256;
 
 /// Changes to the scores of one head: a soft cap, a mask, and biases, which are added after the cap. The softmax may also have a sink.

@@ -16,7 +16,7 @@ use crate::{
     simd::{self, Capped, Running, exp2_of_negative},
 };
 
-/// Number of keys in a block. The scores of a block for three SIMD vectors of queries fit the L1 cache.
+/// Number of keys in a block. The scores of a block for three SIMD vectors of queries fit in the L1 cache.
 const KEYS: usize = 128;
 
 /// Scratch memory of a task for its queries and one block of keys. Its size does not depend on the sequence length.
@@ -123,7 +123,7 @@ impl Attend<'_, '_> {
     /// Applies a step to all panels.
     #[inline(always)]
     fn panels<S: Simd>(&mut self, simd: S, step: Step) {
-        // Use as many sums as fit the registers together with the operands.
+        // Use as many sums as fit in the registers together with the operands.
         let many = S::REGISTER_COUNT >= 32;
         let most = const {
             let most = S::F32_LANES * if S::REGISTER_COUNT >= 32 { 3 } else { 2 };
@@ -402,7 +402,8 @@ impl<V: Copy, const N: usize> Softmax<V, N> {
             corrections[j] = exp2_of_negative(simd, simd.sub_f32s(before[j], base[j]));
             self.total[j] = simd.mul_f32s(self.total[j], corrections[j]);
         }
-        // Process one vector of columns at a time, because the exponential and the sums of all vectors together would not fit 16 registers.
+        // Process one vector of columns at a time, because the exponential and the sums of all vectors together would not fit in 16
+        // registers.
         for j in 0..N {
             let mut total = self.total[j];
             for scores in scores.iter_mut() {

@@ -11,8 +11,8 @@ use crate::{
 /// Warns if the model computes sentence embeddings and the folder does not specify their pooling.
 ///
 /// # Errors
-/// Returns an error if the model computes sentence embeddings, but the folder's modules compute a different output, such as sparse vectors
-/// or the score of a pair.
+/// Returns an error if sentence embeddings are requested, but the folder's modules compute a different output, such as sparse vectors or the
+/// score of a pair.
 pub(super) fn check_pooling(
     folder: &Folder,
     modules: &[Module],

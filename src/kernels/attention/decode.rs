@@ -38,11 +38,11 @@ pub struct DecodeCtas {
 /// Size of a CTA of [`MhaDecode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DecodeCta {
-    /// At least three CTAs fit an SM of Hopper, and at least one fits an SM of every supported GPU.
+    /// At least three CTAs fit on an SM of Hopper, and at least one fits on an SM of every supported GPU.
     Small,
-    /// Two CTAs fit an SM of Hopper.
+    /// Two CTAs fit on an SM of Hopper.
     Medium,
-    /// One CTA fits an SM of Hopper. A single CTA is large enough to keep a sufficient number of loads in flight.
+    /// One CTA fits on an SM of Hopper. A single CTA is large enough to keep a sufficient number of loads in flight.
     Large,
 }
 
@@ -286,7 +286,7 @@ impl Kernel for MhaDecode {
     /// Returns a launch that does not depend on the numbers of keys, so it does not change while sequences grow.
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         Launch {
-            // There are at most 2^24 tokens, so the number of CTAs fits 32 bits.
+            // There are at most 2^24 tokens, so the number of CTAs fits in 32 bits.
             grid: [
                 extents.tokens.max(1) as u32 * self.ctas.splits,
                 self.ctas_of_token(),

@@ -75,8 +75,8 @@ impl LogitRows {
     /// Returns three results for each group of a row:
     ///
     /// - the best token after the rules,
-    /// - if `temperature` is given, the sum of the exponentials of the allowed tokens' logits divided by `temperature`, relative to the
-    ///   best token,
+    /// - if `temperature` is given, the sum of `exp((logit − best) / temperature)` over the allowed tokens, where `best` is the logit of
+    ///   the best token,
     /// - if `logs`, the max logit before the rules, and the sum of the exponentials of the logits relative to this max.
     pub(in crate::kernels) fn groups(
         self,

@@ -200,7 +200,7 @@ impl GemmResidualNorm {
         parts + self.tile.n * 3 * 4
     }
 
-    /// Number of pipeline stages (for k tiles and the residual) that fit shared memory, up to `MAX_STAGES`.
+    /// Number of pipeline stages (for k tiles and the residual) that fit in shared memory, up to `MAX_STAGES`.
     fn stages(&self) -> u32 {
         let rest = SHARED_LIMIT - self.declared_bytes() - self.bytes_beside(MAX_STAGES);
         (rest / self.stage_bytes()).min(MAX_STAGES)

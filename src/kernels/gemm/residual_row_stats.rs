@@ -58,7 +58,7 @@ impl SlicedK {
     /// Max number of steps per warpgroup whose weights move to registers before x arrives.
     pub const MAX_RESIDENT: u32 = 6;
 
-    /// Returns the max number of k-steps whose weights fit shared memory together with x. The loads of x overwrite the weights of the
+    /// Returns the max number of k-steps whose weights fit in shared memory together with x. The loads of x overwrite the weights of the
     /// remaining, later steps. The second warpgroup moves these weights to registers before x arrives. Returns `None` if there is no room
     /// for x.
     pub fn unaliased_steps(&self) -> Option<u32> {

@@ -18,7 +18,7 @@ const fn tile(m: u32, n: u32, k: u32, warps_m: u32, warps_n: u32, stages: u32) -
 }
 
 /// Tiles for tensor cores. A stage is `(m + n)·k·2` bytes of shared memory. Warps with 64×64 outputs read the fewest bytes of shared memory
-/// per MMA. Larger outputs would not fit the registers.
+/// per MMA. Larger outputs would not fit in the registers.
 const TENSOR_TILES: [Tile; 9] = [
     tile(128, 256, 32, 2, 4, 4),
     tile(128, 192, 32, 2, 4, 4),

@@ -127,7 +127,7 @@ impl Bias {
 }
 
 impl PositionBias {
-    /// Max distance of a bias table or a window. It exceeds any number of positions and fits 32 bits.
+    /// Max distance of a bias table or a window. It exceeds any number of positions and fits in 32 bits.
     pub const FARTHEST: u32 = 1 << 24;
 
     /// Returns whether there is no window, no bias, no cap and no sink.

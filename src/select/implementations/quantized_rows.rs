@@ -1,6 +1,6 @@
 //! Linear layers whose weight is packed E4M3 or int8, for many rows. A launch converts the rows of x to the type of the weight, and the
-//! GEMM multiplies 8-bit values. Each row of x has one scale, or one for each 128 columns if the weight has such scales. The GEMM reads the
-//! weight as it is stored.
+//! GEMM multiplies 8-bit values. Each row of x has one scale, or one for every 128 columns if the weight has such scales. The GEMM reads
+//! the weight as it is stored.
 
 use super::{
     Bindings, Candidate, Implementation, Launch, ONLY_HOPPER, Operand, ScratchRows, Unfit,
@@ -31,7 +31,7 @@ pub(super) fn with_gate(chain: &[Link], machine: &Machine) -> Result<Implementat
     quantized(&gated(chain)?, 2, machine)
 }
 
-/// Returns the problem of the first site if its weight is packed E4M3 or int8 with a scale for each row, or E4M3 with a scale for each 128
+/// Returns the problem of the first site if its weight is packed E4M3 or int8 with a scale for each row, or E4M3 with a scale for every 128
 /// columns of a row.
 fn packed(chain: &[Link]) -> Result<&GemmProblem, Unfit> {
     let is_served =

@@ -44,8 +44,9 @@ fn conversion(link: &Link) -> Option<(UnpackWeight, Site)> {
     Some((conversion, Site::Linear(plain)))
 }
 
-/// Adds a launch that converts the packed weight of a linear layer in `chain`. The launch of `implementation` then reads the converted
-/// weight. Returns `None` if `implementation` has several launches, reads no packed weight, or has only kernels with a max number of rows.
+/// Adds to `implementation` a launch that converts the packed weight of a linear layer of `chain`. The other launch then reads the
+/// converted weight. Returns `None` if `implementation` has several launches, reads no packed weight, or has only kernels with a max number
+/// of rows.
 fn after_conversion(chain: &[Link], implementation: Implementation) -> Option<Implementation> {
     // Implementations with several launches are only for few rows. They are left out, because for few rows the conversion alone takes
     // longer than a GEMM.

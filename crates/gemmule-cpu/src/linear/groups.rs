@@ -9,7 +9,7 @@ use crate::lines::Lines;
 pub(super) const LANES: usize = 16;
 /// Number of vectors of a panel.
 pub(super) const VECTORS: usize = 3;
-/// Number of rows of a vector tile. Its `VECTOR_ROWS · VECTORS` vectors of sums fit the registers together with the operands.
+/// Number of rows of a vector tile. Its `VECTOR_ROWS · VECTORS` vectors of sums fit in the registers together with the operands.
 pub(super) const VECTOR_ROWS: usize = 8;
 /// Number of rows of a tile: one AMX tile or two vector tiles.
 pub(super) const TILE_ROWS: usize = 16;

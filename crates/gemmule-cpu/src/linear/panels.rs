@@ -99,7 +99,7 @@ impl Panels {
     }
 }
 
-/// Number of columns of a panel: the largest number of vectors whose sums, for all rows of a tile, fit the registers
+/// Number of columns of a panel: the largest number of vectors whose sums, for all rows of a tile, fit in the registers
 /// together with the operands.
 pub(crate) struct PanelCols;
 

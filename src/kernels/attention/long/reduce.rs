@@ -60,7 +60,7 @@ impl Kernel for MhaLongReduce {
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let rows = u64::from(THREADS / LANES);
         Launch {
-            // There are at most 2^24 tokens, so the number of CTAs fits 32 bits.
+            // There are at most 2^24 tokens, so the number of CTAs fits in 32 bits.
             grid: [extents.tokens.div_ceil(rows) as u32, self.heads, 1],
             threads: THREADS,
             shared_bytes: 0,

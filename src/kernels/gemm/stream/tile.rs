@@ -13,7 +13,7 @@ pub struct StreamTile {
     pub splits: u32,
     /// Number of consumer warpgroups, each with 64 rows of the weight: 1 or 2, or up to 4 if the weight is packed.
     pub groups: u32,
-    /// Number of CTAs that fit an SM's shared memory at once: 1 or 2, or up to 4 if the weight is packed.
+    /// Number of CTAs that fit in an SM's shared memory at once: 1 or 2, or up to 4 if the weight is packed.
     pub per_sm: u32,
 }
 

@@ -233,7 +233,7 @@ fn bad_unary(sign: &str, value: &Value) -> Box<Error> {
     ))
 }
 
-/// Returns the start, stop and step of a slice of `len` elements, by Python's rules.
+/// Returns the start, stop and step for slicing a sequence of `len` elements, by Python's rules.
 fn indices(len: usize, [start, stop, step]: [Option<i128>; 3]) -> Result<(i128, i128, i128)> {
     let (len, step) = (len as i128, step.unwrap_or(1));
     if step == 0 {
