@@ -38,9 +38,12 @@ impl Scanner<'_> {
         };
         if first == '\n' {
             self.end_line();
-        } else if first.is_whitespace() || self.rest.starts_with("\\\n") {
+        } else if self.rest.starts_with("\\\n") {
             self.has_space = true;
-            self.take(if first == '\\' { 2 } else { first.len_utf8() });
+            self.take(2);
+        } else if first.is_whitespace() {
+            self.has_space = true;
+            self.take(self.run(|c| c.is_whitespace() && c != '\n'));
         } else if self.rest.starts_with("//") {
             self.has_space = true;
             self.take(self.rest.find('\n').unwrap_or(self.rest.len()));
@@ -74,9 +77,12 @@ impl Scanner<'_> {
             self.out.push(' ');
         }
         let is_quote = first == '"' || first == '\'' && !self.out.ends_with(char::is_alphanumeric);
-        let length = match is_quote {
-            true => literal(self.rest, first),
-            false => first.len_utf8(),
+        let length = if is_quote {
+            literal(self.rest, first)
+        } else if first.is_alphanumeric() {
+            self.run(char::is_alphanumeric)
+        } else {
+            first.len_utf8()
         };
         self.out.push_str(&self.rest[..length]);
         self.take(length);
@@ -88,6 +94,12 @@ impl Scanner<'_> {
         let before = self.out.chars().next_back();
         let is_open = |c: char| self.in_directive || !SELF_DELIMITING.contains(c);
         before.is_some_and(|before| before != '\n' && is_open(before) && is_open(next))
+    }
+
+    /// Returns the number of bytes before the first character that is not in a class.
+    fn run(&self, is_in_class: impl Fn(char) -> bool) -> usize {
+        let end = self.rest.find(|c| !is_in_class(c));
+        end.unwrap_or(self.rest.len())
     }
 
     fn take(&mut self, n: usize) {

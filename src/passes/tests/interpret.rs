@@ -100,27 +100,27 @@ fn width(graph: &Graph, id: NodeId) -> usize {
     graph.shape(id).width().unwrap_or(1) as usize
 }
 
-/// Returns element `i` of the weight `name`, in [−1, 1).
-pub fn stored(name: &str, i: u64) -> f64 {
-    let mut h = name
-        .bytes()
-        .fold(i.wrapping_mul(0x9e37_79b9_7f4a_7c15), |h, b| {
-            (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
-        });
-    h ^= h >> 31;
-    h = h.wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    h ^= h >> 29;
-    (h >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+/// Returns a function from the index of an element of the weight `name` to the element, in [−1, 1).
+pub fn stored(name: &str) -> impl Fn(u64) -> f64 + Copy + use<> {
+    let seed = name.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| {
+        (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
+    });
+    move |i| {
+        let mut h = i.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ seed;
+        h ^= h >> 31;
+        h = h.wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        h ^= h >> 29;
+        (h >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+    }
 }
 
 fn weight(expr: &WeightExpr) -> Vec<f64> {
     match expr {
-        WeightExpr::Stored { name, dims } => (0..dims.iter().product())
-            .map(|i| stored(name, i))
-            .collect(),
+        WeightExpr::Stored { name, dims } => (0..dims.iter().product()).map(stored(name)).collect(),
         WeightExpr::Transposed { name, dims } => {
             let (rows, columns) = (dims[0], dims[1]);
-            let at = |i: u64| stored(name, i % rows * columns + i / rows);
+            let stored = stored(name);
+            let at = |i: u64| stored(i % rows * columns + i / rows);
             (0..rows * columns).map(at).collect()
         }
         WeightExpr::Sinusoid { style, rows, width } => (0..rows * width)
@@ -132,9 +132,10 @@ fn weight(expr: &WeightExpr) -> Vec<f64> {
             buckets,
         } => {
             let reach = i64::from(buckets.reach);
+            let stored = stored(name);
             let of_head = |head| {
                 let row = move |distance| buckets.row(distance) * heads + head;
-                (-reach..=reach).map(move |distance| stored(name, row(distance)))
+                (-reach..=reach).map(move |distance| stored(row(distance)))
             };
             (0..*heads).flat_map(of_head).collect()
         }
@@ -145,7 +146,8 @@ fn weight(expr: &WeightExpr) -> Vec<f64> {
         } => {
             let farthest = i64::from(positions.farthest().unwrap());
             let rows = (-farthest..=farthest).map(|distance| positions.row(distance));
-            rows.flat_map(|row| (0..*width).map(move |c| stored(name, row * width + c)))
+            let stored = stored(name);
+            rows.flat_map(|row| (0..*width).map(move |c| stored(row * width + c)))
                 .collect()
         }
         WeightExpr::Slopes { heads, scale } => (0..*heads)
@@ -155,12 +157,13 @@ fn weight(expr: &WeightExpr) -> Vec<f64> {
             name,
             dims,
             interleaved,
-        } => (0..dims[0])
-            .flat_map(|row| (0..dims[1]).map(move |column| (row, column)))
-            .map(|(row, column)| {
-                stored(name, row * dims[1] + interleaved_row(column, *interleaved))
-            })
-            .collect(),
+        } => {
+            let stored = stored(name);
+            (0..dims[0])
+                .flat_map(|row| (0..dims[1]).map(move |column| (row, column)))
+                .map(|(row, column)| stored(row * dims[1] + interleaved_row(column, *interleaved)))
+                .collect()
+        }
         WeightExpr::Rows {
             name,
             dims,
@@ -172,15 +175,19 @@ fn weight(expr: &WeightExpr) -> Vec<f64> {
             let width: u64 = dims[1..].iter().product();
             let part = dims[0] / groups;
             let rows = (0..*groups).flat_map(|group| (0..*rows).map(move |row| (group, row)));
+            let stored = stored(name);
             rows.flat_map(|(group, row)| {
                 let row = group * part + from + interleaved_row(row, *interleaved);
-                (0..width).map(move |c| stored(name, row * width + c))
+                (0..width).map(move |c| stored(row * width + c))
             })
             .collect()
         }
-        WeightExpr::PlusOne { name, dims } => (0..dims.iter().product())
-            .map(|i| stored(name, i) + 1.0)
-            .collect(),
+        WeightExpr::PlusOne { name, dims } => {
+            let stored = stored(name);
+            (0..dims.iter().product())
+                .map(|i| stored(i) + 1.0)
+                .collect()
+        }
         WeightExpr::ResizedHeads { heads, from, to } => (0..heads * to)
             .flat_map(|row| (0..heads * from).map(move |column| (row, column)))
             .map(|(row, column)| f64::from(resized_heads_at(row, column, *from, *to)))
@@ -204,10 +211,7 @@ fn weight(expr: &WeightExpr) -> Vec<f64> {
             dims: [rows, columns],
         } => {
             let order = move |row| order(*columns).map(move |column| row * columns + column);
-            (0..*rows)
-                .flat_map(order)
-                .map(|i| stored(name, i))
-                .collect()
+            (0..*rows).flat_map(order).map(stored(name)).collect()
         }
         WeightExpr::OrderedRows {
             name,
@@ -218,7 +222,8 @@ fn weight(expr: &WeightExpr) -> Vec<f64> {
             let width: u64 = dims[1..].iter().product();
             let parts = (0..dims[0] / columns).map(|part| part * columns);
             let rows = parts.flat_map(|first| order(*columns).map(move |row| first + row));
-            rows.flat_map(|row| (0..width).map(move |c| stored(name, row * width + c)))
+            let stored = stored(name);
+            rows.flat_map(|row| (0..width).map(move |c| stored(row * width + c)))
                 .collect()
         }
     }

@@ -36,7 +36,7 @@ struct Interpreted;
 impl WeightSource for Interpreted {
     fn read(&self, name: &str, dims: &[u64]) -> Result<Vec<f32>, CheckpointError> {
         let n = dims.iter().product();
-        let values = (0..n).map(|i| interpret::stored(name, i) as f32);
+        let values = (0..n).map(interpret::stored(name)).map(|x| x as f32);
         Ok(values.collect())
     }
 
