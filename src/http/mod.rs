@@ -434,7 +434,18 @@ impl<'a> RequestContext<'a> {
             Route::ZeroShot => heads::zero_shot(self, fields, submit).await,
             Route::QuestionAnswering => heads::answer(self, fields, submit).await,
             Route::Base => tei::base(self, fields, submit).await,
-            _ => openai::rerank(self, fields, submit).await,
+            Route::Rerank => openai::rerank(self, fields, submit).await,
+            // `routed` has answered requests to these routes, which have no body.
+            Route::Info
+            | Route::Models
+            | Route::Model
+            | Route::Health
+            | Route::Ready
+            | Route::Metrics
+            | Route::OpenApi
+            | Route::Page
+            | Route::Status
+            | Route::Unknown => Err(Failure::no_route(route.name())),
         }
     }
 }
