@@ -29,7 +29,7 @@ enum AllocatorName {
     Chunk,
     /// One arena per request, greedy by size
     Gsoc,
-    /// Size bins, with reuse in operator order, as in PyTorch
+    /// Two pools with best fit, reused in operator order, as in PyTorch
     Caching,
     /// One plan for the largest batch, which --maximum gives (LightSeq 2.3)
     Maximum,

@@ -275,7 +275,7 @@ fn the_listing_of_the_paper_misses_that_bound() {
     );
 }
 
-/// Returns encoders with batches from a single sequence to a server's batch, fused and unfused.
+/// Returns pairs of an encoder and a number of sequences.
 fn encoders() -> impl Iterator<Item = (Encoder, u64)> {
     let large = Encoder {
         n_layers: 24,

@@ -57,7 +57,7 @@ pub enum AllocatorChoice {
     Turbo,
     /// One arena, reallocated for every request (Pisarchyk and Lee 2020).
     Gsoc,
-    /// Size bins with reuse in operator order, like a framework's caching allocator.
+    /// Two pools with best fit, reused in operator order, like the caching allocator of PyTorch.
     Caching,
     /// Memory for the largest batch, planned once (LightSeq 2.3). A batch that has more sequences, tokens or token pairs than this maximum,
     /// or a longer sequence, is an error.

@@ -106,8 +106,8 @@ impl SelectionInput<'_> {
     }
 
     /// Returns kernels that are not selected for this number of rows, but that might be fastest if their estimates were slightly wrong. For
-    /// each kernel, the cheapest cover with this kernel is compared with the cheapest of all covers. Let `t` be the time of the kernels
-    /// that only the former uses. The kernel is returned if the former takes at most `more · t` longer than the latter.
+    /// each kernel, let C be the cheapest cover with this kernel, and let `t` be the time of the kernels that C uses and the cheapest of
+    /// all covers does not. The kernel is returned if C takes at most `more · t` longer than the cheapest of all covers.
     pub fn alternatives(&self, rows: u64, more: f64) -> Vec<Alternative> {
         let (kernels, all) = self.edges();
         let (_, times) = kernels.times_on(&[rows]).remove(0);

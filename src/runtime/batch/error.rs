@@ -132,8 +132,8 @@ pub enum BatchError {
 }
 
 impl BatchError {
-    /// Replaces the sequence index `i` that the error names with `index(i)`, for a caller whose inputs are not in the order of the batch.
-    /// Errors about a whole batch are returned unchanged.
+    /// Replaces the error's sequence index `i` by `index(i)`, for a caller whose inputs are not in the order of the batch. Errors about a
+    /// whole batch are returned unchanged.
     #[must_use]
     pub fn of_sequence(mut self, index: impl FnOnce(usize) -> usize) -> Self {
         let named = match &mut self {

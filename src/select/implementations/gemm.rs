@@ -81,8 +81,8 @@ fn packed(problem: &GemmProblem, streams: Vec<GemmStream>, machine: &Machine) ->
     any.into_iter().map(Candidate::new).chain(streams).collect()
 }
 
-/// Returns the kernels that do not need Hopper. Operands in E4M3 or int8 need a card that multiplies them faster than 16-bit operands with
-/// `mma.sync`.
+/// Returns the kernels that do not need Hopper. For operands in E4M3 or int8, returns kernels only if the card's `mma.sync` multiplies them
+/// faster than 16-bit operands.
 pub(super) fn any_gpu(problem: &GemmProblem, machine: &Machine) -> Vec<Gemm> {
     let cost = &machine.costs.mma_sync;
     let lacks_e4m3 = problem.is_fp8() && cost.tensor_e4m3.is_none();

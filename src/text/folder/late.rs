@@ -77,7 +77,7 @@ pub enum LateScore {
 }
 
 impl LateScore {
-    /// Turns `sums`, the sums of the max products for each document, into scores. `n` is the number of the query's vectors.
+    /// Turns `sums`, each document's sum of max products, into scores. `n` is the number of the query's vectors.
     pub fn of_sums(self, sums: &mut [f32], n: usize) {
         match self {
             Self::Sum => {}
