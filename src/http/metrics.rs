@@ -20,17 +20,31 @@ const CODES: [u16; 17] = [
 ];
 
 /// Number of responses by route and status.
-type Table = [[AtomicU64; CODES.len()]; Route::ALL.len() + 1];
+type Table = Vec<[AtomicU64; CODES.len()]>;
+
+/// Returns a default value for each route, including [`Route::Unknown`].
+fn by_route<T: Default>() -> Vec<T> {
+    (0..=Route::ALL.len()).map(|_| T::default()).collect()
+}
 
 /// Responses by model, route and status.
-#[derive(Default)]
 pub(super) struct Counts {
     /// Responses to requests for which no model was found or needed.
     others: Table,
     /// Tables by model name. Models that are no longer served keep their tables, because counters
     /// must not decrease.
     models: RwLock<BTreeMap<String, Arc<Table>>>,
-    seconds: [Histogram; Route::ALL.len() + 1],
+    seconds: Vec<Histogram>,
+}
+
+impl Default for Counts {
+    fn default() -> Self {
+        Self {
+            others: by_route(),
+            models: RwLock::default(),
+            seconds: by_route(),
+        }
+    }
 }
 
 impl Counts {
@@ -53,7 +67,8 @@ impl Counts {
         }
         drop(models);
         let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(models.entry(name.to_owned()).or_default())
+        let new = || Arc::new(by_route());
+        Arc::clone(models.entry(name.to_owned()).or_insert_with(new))
     }
 
     /// Calls `see` with each table and the name of its model, if any.
