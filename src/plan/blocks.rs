@@ -43,6 +43,7 @@ impl Blocks {
     /// Returns blocks to the pool. They must be from [`admit`](Self::admit).
     pub fn free(&mut self, granted: Vec<u32>) {
         self.free.extend(granted.into_iter().rev());
+        debug_assert!(self.free.len() <= self.total as usize);
     }
 
     /// Returns the number of blocks that have an owner.

@@ -205,9 +205,6 @@ impl Program {
         if let Some(&operand) = step.operands.iter().find(|&&o| o >= n_tensors) {
             return Err(format!("binds tensor {operand} of {n_tensors}"));
         }
-        let own = step.batches();
-        let is_computed = |&operand: &usize| own.iter().all(|b| b.is_covered_by(&written[operand]));
-        let computed: Vec<bool> = step.operands.iter().map(is_computed).collect();
         let mut n_writes = None;
         for entry in step.dispatch.entries() {
             let Some(kernel) = self.kernels.get(entry.choice) else {
@@ -218,7 +215,7 @@ impl Program {
                 ));
             };
             check_limit(step, entry.batches, kernel)?;
-            self.bindings(at, step, kernel, written, &computed)?;
+            self.bindings(at, step, kernel, written)?;
             if *n_writes.get_or_insert(kernel.as_kernel().n_writes())
                 != kernel.as_kernel().n_writes()
             {
@@ -227,8 +224,26 @@ impl Program {
         }
         // All kernels of a step have equal parameters, and the written tensors are the last operands.
         let n_reads = step.operands.len().saturating_sub(n_writes.unwrap_or(0));
-        let writes = step.operands[n_reads..].iter();
-        for out in writes.flat_map(|&out| self.written(step, out)) {
+        let (reads, writes) = step.operands.split_at(n_reads);
+        let own = step.batches();
+        for &operand in reads {
+            let tensor = &self.tensors[operand];
+            let is_computed = match tensor.place {
+                Storage::Batch(_) | Storage::Weight(_) => true,
+                Storage::Planned { .. } | Storage::Cached(_) => {
+                    own.iter().all(|part| part.is_covered_by(&written[operand]))
+                }
+            };
+            let mut kernels = step.dispatch.entries().iter().map(|e| e.choice);
+            let adds_itself = |kernel| self.adds_itself(step, &self.kernels[kernel], operand);
+            if !is_computed && !kernels.all(adds_itself) {
+                return Err(format!(
+                    "reads `{}`, which is not computed for all its batches",
+                    tensor.name
+                ));
+            }
+        }
+        for out in writes.iter().flat_map(|&out| self.written(step, out)) {
             let again = |before: &Batches| own.iter().any(|part| part.meets(*before));
             if written[out].iter().any(again) {
                 return Err(format!(
@@ -245,15 +260,13 @@ impl Program {
         Ok(())
     }
 
-    /// Checks that a step's tensors have the type and size of its kernel's parameters. `written` has the batches for which earlier steps
-    /// compute each tensor, and `computed` has whether these batches include all batches of the step, for each operand.
+    /// Checks that a step's tensors have the type and size of its kernel's parameters.
     fn bindings(
         &self,
         at: u32,
         step: &Step,
         kernel: &KernelSpec,
         written: &[Vec<Batches>],
-        computed: &[bool],
     ) -> Result<(), String> {
         let params = kernel.as_kernel().params();
         let tensors = params.iter().filter(|p| !matches!(p.role, Role::Count(_)));
@@ -265,7 +278,7 @@ impl Program {
                 kernel.as_kernel().symbol()
             ));
         }
-        for ((param, &operand), &is_computed) in tensors.zip(&step.operands).zip(computed) {
+        for (param, &operand) in tensors.zip(&step.operands) {
             let tensor = &self.tensors[operand];
             let (element, shape, writes) = match &param.role {
                 Role::Read { element, shape, .. } => (*element, shape, false),
@@ -303,14 +316,6 @@ impl Program {
                         "binds the cache `{}`, which does not have the layout of `{}`",
                         tensor.name,
                         kernel.as_kernel().symbol()
-                    ));
-                }
-                Storage::Planned { .. } | Storage::Cached(_)
-                    if !writes && !is_computed && !self.adds_itself(step, kernel, operand) =>
-                {
-                    return Err(format!(
-                        "reads `{}`, which is not computed for all its batches",
-                        tensor.name
                     ));
                 }
                 Storage::Batch(_) | Storage::Weight(_) if writes => {

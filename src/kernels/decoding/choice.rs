@@ -148,6 +148,7 @@ impl DeviceSamplingParams {
             }
         });
         all.extend(lists.map(|list| whole(list.len())));
+        debug_assert_eq!(all.len(), Self::HEADER);
         all.extend(lists.into_iter().flatten().map(|&id| id as i32));
         let width = Self::WIDTH as usize;
         (all.len() <= width).then(|| {
