@@ -83,8 +83,8 @@ impl Keys {
         })
     }
 
-    /// Reads the keys from their file again, if they are from a file. Returns a function that replaces the old keys when the caller calls
-    /// it.
+    /// Reads the key file again, if the keys come from a file. The keys do not change until the caller calls the returned function, which
+    /// replaces them.
     pub(super) fn reload(&self) -> Result<impl FnOnce() + use<>, KeysError> {
         let new = self.file.as_deref().map(read).transpose()?;
         let current = Arc::clone(&self.tenants);

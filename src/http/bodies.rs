@@ -6,7 +6,7 @@ use hyper::Method;
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 
-use super::{App, Body, HttpChoice, Public, RequestContext, Route, openapi, request::Fields};
+use super::{App, Body, HttpChoice, Public, RequestContext, Route, dispatch, request::Fields};
 use crate::serve::{Models, Submit};
 
 /// Handlers of the routes whose requests have a body, with the models that they use.
@@ -25,7 +25,7 @@ impl Bodies {
         Ok(Self {
             runtime: Builder::new_current_thread().enable_all().build()?,
             app: App::new(models, HttpChoice::default()),
-            document: openapi::document(Public::All),
+            document: dispatch::document(Public::All),
         })
     }
 
@@ -45,7 +45,7 @@ impl Bodies {
         let submit = Submit::default();
         self.runtime.block_on(async {
             let asking = RequestContext::of(&self.app);
-            let answered = match Fields::read(route, body.to_vec()) {
+            let answered = match Fields::read(self.app.fields, route, body.to_vec()) {
                 Ok(fields) => asking.of_body(route, fields, submit, false).await,
                 Err(failure) => Err(failure),
             };

@@ -19,7 +19,7 @@ pub(super) trait Events: Send {
 
 pub(super) enum Body {
     Whole(Option<Bytes>),
-    /// A stream of events. It is dropped when the client disconnects, which cancels its source.
+    /// A stream of events. When the client disconnects, the stream is dropped, and the drop cancels the source of the events.
     Events(Box<dyn Events>),
 }
 
@@ -27,7 +27,7 @@ pub(super) enum Body {
 /// limits the size of the copy.
 const MAX_FRAME: usize = 64 << 10;
 
-/// A body with the memory share of its request. The request remains charged for this memory until the body is dropped.
+/// A response body, together with the memory that is charged for its request. The charge ends when the body is dropped.
 struct Charged<T>(
     T,
     #[expect(dead_code, reason = "it ends the charge when it is dropped")] Arc<Share>,

@@ -33,5 +33,5 @@ pub(super) async fn chunked(
     }
 }
 
-/// Estimated bytes of memory for tokenization, per byte of the texts.
+/// Estimated bytes of memory that tokenization needs for each byte of text.
 const BYTES: u64 = 8;

@@ -11,6 +11,7 @@ use super::{
     error::Failure,
     json,
     request::Fields,
+    schema::{RouteDoc, list, number, object, only, or_null, some_text, text, value_type, whole},
     vectors::{ValueType, Values},
 };
 use crate::names::excerpt;
@@ -115,4 +116,29 @@ pub(super) async fn embed(
         "texts": texts, "meta": meta,
     });
     Ok(json(StatusCode::OK, &answer))
+}
+
+pub(super) fn embed_doc() -> RouteDoc {
+    RouteDoc::post(
+        "Embeds texts (Cohere API version 2)",
+        object(
+            &["model", "texts"],
+            json!({
+                "model": text(), "texts": {"type": "array", "minItems": 1, "items": some_text()},
+                "input_type": or_null(text()), "output_dimension": or_null(whole(1)),
+                "truncate": only(json!([null, "NONE", "START", "END"])),
+                "embedding_types":
+                    or_null(json!({"type": "array", "minItems": 1, "items": value_type(false)})),
+            }),
+        ),
+        object(
+            &["id", "response_type", "embeddings", "texts", "meta"],
+            json!({
+                "id": text(), "response_type": text(), "texts": list(text()),
+                "meta": {"type": "object"},
+                "embeddings": {"type": "object", "additionalProperties":
+                    list(json!({"anyOf": [list(number()), text()]}))},
+            }),
+        ),
+    )
 }

@@ -101,12 +101,12 @@ pub(super) fn cut(fields: &mut Fields, submit: Submit) -> Result<Submit, Failure
     })
 }
 
-/// Returns the index of the prompt to put before all inputs: the first of `names` that is a prompt of the model's folder. If the folder has
-/// none of these prompts, but one of `names` is a task of the loaded route of a sentence-transformers Router, returns `None`. `param` is
-/// the field that contains the name, for errors.
+/// Returns the index of the prompt to put before all inputs. It is the first of `names` that is a prompt of the model's folder. If the
+/// folder has none of these prompts, `names` may instead contain a task of a sentence-transformers Router. Returns `None` if the loaded
+/// route of the Router is for such a task. `param` is the field that contains the name, for errors.
 ///
 /// # Errors
-/// Returns an error if no name is a prompt or such a task, or if an input has token ids.
+/// Returns an error if no name is a prompt or such a task, or if there is a prompt to put before an input that has token ids.
 pub(super) fn prompted(
     service: &Service,
     param: &'static str,

@@ -66,7 +66,7 @@ impl Failure {
         }
     }
 
-    /// Sets which text of the request an error about an input refers to. The default is [`Subject::Input`]. Does not change other errors.
+    /// Sets the text of the request that the error is about. The default is [`Subject::Input`]. Changes only errors about an input.
     pub fn about(mut self, subject: Subject) -> Self {
         if let Some(of_input) = &mut self.of_input {
             of_input.subject = subject;
@@ -200,7 +200,7 @@ impl Failure {
         Self::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
     }
 
-    /// Creates an error for a body of which fewer than `expected` bytes arrived within `within`.
+    /// Creates an error for a body that arrives too slowly: fewer than `expected` bytes arrived in a period of length `within`.
     pub fn stalled_body(expected: usize, within: Duration) -> Self {
         let seconds = within.as_secs_f64();
         let found = match expected {

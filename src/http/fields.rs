@@ -1,22 +1,27 @@
-//! Table of the request fields that the server knows, for all routes.
+//! Table of all request fields that the server recognizes, with the routes that support each field.
 //!
 //! A field is supported by some routes or by none. A route that does not support a field ignores it if no value of the field can change a
 //! response. Otherwise, the route accepts only the values that have no effect. A field that is not in the table is refused. Every field may
 //! be null.
 //!
-//! [`Fields`](super::request::Fields) checks bodies against this table. Tests check that the OpenAPI document and the
-//! table in `docs/serving.md` agree with it.
+//! [`Fields`](super::request::Fields) checks bodies against this table, and the OpenAPI document contains its rules. A test checks that the
+//! table in `docs/serving.md` agrees with it.
+
+use std::collections::BTreeMap;
 
 use serde_json::Value;
 
 use super::{Route, error::Failure};
 use crate::names::{excerpt, nearest};
 
+/// All fields that the server recognizes, by their names.
+pub(super) struct FieldTable(BTreeMap<String, Field>);
+
 pub(super) struct Field {
     /// Name in the body. A dot separates the name of an object from the name of a field in it.
-    pub name: &'static str,
+    pub name: String,
     /// Routes that support the field.
-    pub routes: &'static [Route],
+    routes: Vec<Route>,
     pub elsewhere: Elsewhere,
 }
 
@@ -29,233 +34,45 @@ pub(super) enum Elsewhere {
     Refused(&'static str),
 }
 
-const fn computed(name: &'static str, routes: &'static [Route]) -> Field {
-    computed_or(name, routes, "[]")
+const fn ignored(name: &'static str) -> (&'static str, Elsewhere) {
+    (name, Elsewhere::Ignored)
 }
 
-/// Returns a field that the given routes support. All other routes accept only null and the values in the JSON array `neutral`.
-const fn computed_or(name: &'static str, routes: &'static [Route], neutral: &'static str) -> Field {
-    Field {
-        name,
-        routes,
-        elsewhere: Elsewhere::Refused(neutral),
-    }
+/// Returns a field that is refused by routes that do not support it, unless its value is null or in the JSON array `neutral`. These values
+/// do not change a response.
+const fn refused(name: &'static str, neutral: &'static str) -> (&'static str, Elsewhere) {
+    (name, Elsewhere::Refused(neutral))
 }
 
-const fn ignored(name: &'static str) -> Field {
-    Field {
-        name,
-        routes: &[],
-        elsewhere: Elsewhere::Ignored,
-    }
-}
-
-/// Returns a field that no route supports. In the APIs of other servers, it can change a response. Routes therefore accept only null and
-/// the values in `neutral`, which do not change a response.
-const fn refused(name: &'static str, neutral: &'static str) -> Field {
-    computed_or(name, &[], neutral)
-}
-
-const ALL: &[Route] = &[
-    Route::Embeddings,
-    Route::MultiVector,
-    Route::Completions,
-    Route::ChatCompletions,
-    Route::Translate,
-    Route::Embed,
-    Route::EmbedAll,
-    Route::EmbedSparse,
-    Route::Predict,
-    Route::TeiRerank,
-    Route::Similarity,
-    Route::Tokenize,
-    Route::Decode,
-    Route::Rerank,
-    Route::RerankV2,
-    Route::EmbedV2,
-    Route::TokenClassification,
-    Route::PredictTokens,
-    Route::FillMask,
-    Route::ZeroShot,
-    Route::QuestionAnswering,
-];
-const TOKENS: &[Route] = &[Route::TokenClassification, Route::PredictTokens];
-const ZERO_SHOT: &[Route] = &[Route::ZeroShot];
-const QUESTIONS: &[Route] = &[Route::QuestionAnswering];
-const EMBEDDINGS: &[Route] = &[Route::Embeddings];
-const VECTORS: &[Route] = &[Route::Embeddings, Route::MultiVector];
-const PURPOSE: &[Route] = &[Route::Embeddings, Route::MultiVector, Route::EmbedV2];
-const GENERATION: &[Route] = &[Route::Completions, Route::ChatCompletions];
-const TEXTS: &[Route] = &[Route::Completions, Route::ChatCompletions, Route::Translate];
-const TRANSLATION: &[Route] = &[Route::Translate];
-const COMPLETIONS: &[Route] = &[Route::Completions];
-const CHAT: &[Route] = &[Route::ChatCompletions];
-const SIMILARITY: &[Route] = &[Route::Similarity];
-const TRUNCATED: &[Route] = &[
-    Route::Embeddings,
-    Route::MultiVector,
-    Route::Embed,
-    Route::EmbedAll,
-    Route::EmbedSparse,
-    Route::Predict,
-    Route::TeiRerank,
-    Route::Rerank,
-];
-const CUT: &[Route] = &[
-    Route::Embeddings,
-    Route::MultiVector,
-    Route::Embed,
-    Route::EmbedAll,
-    Route::EmbedSparse,
-    Route::Predict,
-    Route::TeiRerank,
-    Route::Rerank,
-    Route::EmbedV2,
-    Route::TokenClassification,
-    Route::PredictTokens,
-    Route::FillMask,
-    Route::ZeroShot,
-];
-const PROMPTED: &[Route] = &[
-    Route::Embeddings,
-    Route::Embed,
-    Route::EmbedAll,
-    Route::EmbedSparse,
-    Route::Tokenize,
-];
-/// Routes with a `prompt`: a text to put before the inputs, or the text to complete.
-const PROMPT: &[Route] = &[
-    Route::Completions,
-    Route::Embeddings,
-    Route::Embed,
-    Route::EmbedAll,
-    Route::EmbedSparse,
-    Route::Tokenize,
-];
-const INPUTS: &[Route] = &[
-    Route::Embed,
-    Route::EmbedAll,
-    Route::EmbedSparse,
-    Route::Predict,
-    Route::Similarity,
-    Route::Tokenize,
-    Route::TokenClassification,
-    Route::PredictTokens,
-    Route::FillMask,
-    Route::ZeroShot,
-];
-const RANKING: &[Route] = &[Route::TeiRerank, Route::Rerank, Route::RerankV2];
-/// Routes to which `POST /` forwards requests.
-const BASE: [Route; 5] = [
-    Route::Embed,
-    Route::EmbedSparse,
-    Route::Predict,
-    Route::TeiRerank,
-    Route::Similarity,
-];
-
-pub(super) const FIELDS: &[Field] = &[
-    computed("model", ALL),
+/// Handling of fields by routes that do not support them. If a field of a route is not in this list, it must be null on all other routes.
+pub(super) const ELSEWHERE: &[(&str, Elsewhere)] = &[
     // Embeddings.
-    computed("input", VECTORS),
-    computed("encoding_format", VECTORS),
-    computed(
-        "dimensions",
-        &[Route::Embeddings, Route::MultiVector, Route::Embed],
-    ),
-    computed("input_type", PURPOSE),
-    computed("task", EMBEDDINGS),
-    computed("truncate", CUT),
-    computed("truncation", EMBEDDINGS),
-    computed_or("embedding_type", VECTORS, r#"["float"]"#),
-    computed_or("output_dtype", EMBEDDINGS, r#"["float"]"#),
-    computed_or("embedding_types", &[Route::EmbedV2], r#"[["float"]]"#),
-    computed("output_dimension", &[Route::Embeddings, Route::EmbedV2]),
-    computed("normalized", EMBEDDINGS),
-    computed_or("late_chunking", EMBEDDINGS, "[false]"),
-    computed_or("return_sparse", EMBEDDINGS, "[false]"),
-    computed_or("return_multivector", EMBEDDINGS, "[false]"),
-    computed("inputs", INPUTS),
-    computed("inputs.source_sentence", SIMILARITY),
-    computed("inputs.sentences", SIMILARITY),
-    computed("normalize", &[Route::Embed]),
-    computed("prompt_name", PROMPTED),
-    computed("truncation_direction", TRUNCATED),
+    refused("embedding_type", r#"["float"]"#),
+    refused("output_dtype", r#"["float"]"#),
+    refused("embedding_types", r#"[["float"]]"#),
+    refused("late_chunking", "[false]"),
+    refused("return_sparse", "[false]"),
+    refused("return_multivector", "[false]"),
     // Clients of Hugging Face's inference API send this field even if it is an empty object.
-    computed_or("parameters", SIMILARITY, "[{}]"),
-    computed("parameters.truncate", SIMILARITY),
-    computed("parameters.prompt_name", SIMILARITY),
-    computed("parameters.prompt", SIMILARITY),
-    computed("parameters.dimensions", SIMILARITY),
-    computed("parameters.truncation_direction", SIMILARITY),
-    computed("add_special_tokens", &[Route::Tokenize]),
-    computed("ids", &[Route::Decode]),
-    computed_or("skip_special_tokens", &[Route::Decode], "[true]"),
-    // Scores.
-    computed(
-        "raw_scores",
-        &[Route::Predict, Route::TeiRerank, Route::PredictTokens],
-    ),
-    computed("query", RANKING),
-    computed("texts", &[Route::TeiRerank, Route::EmbedV2]),
-    computed("return_text", &[Route::TeiRerank]),
-    computed("documents", &[Route::Rerank, Route::RerankV2]),
-    computed("top_n", &[Route::Rerank, Route::RerankV2]),
-    computed("return_documents", &[Route::Rerank]),
-    computed("max_tokens_per_doc", &[Route::RerankV2]),
+    refused("parameters", "[{}]"),
+    refused("skip_special_tokens", "[true]"),
     // Heads.
-    computed("aggregation_strategy", TOKENS),
-    computed("ignore_labels", TOKENS),
-    computed("targets", &[Route::FillMask]),
-    computed("candidate_labels", ZERO_SHOT),
-    computed("hypothesis_template", ZERO_SHOT),
-    computed("multi_label", ZERO_SHOT),
-    computed("question", QUESTIONS),
-    computed_or("context", QUESTIONS, "[[]]"),
-    computed("max_answer_len", QUESTIONS),
-    computed("max_seq_len", QUESTIONS),
-    computed("doc_stride", QUESTIONS),
-    computed("handle_impossible_answer", QUESTIONS),
-    computed("align_to_words", QUESTIONS),
-    computed_or(
-        "top_k",
-        &[Route::FillMask, Route::QuestionAnswering],
-        "[-1, 0]",
-    ),
+    refused("context", "[[]]"),
+    refused("top_k", "[-1, 0]"),
     // Generation.
-    computed("prompt", PROMPT),
-    computed("messages", CHAT),
-    computed("max_tokens", TEXTS),
-    computed("max_completion_tokens", GENERATION),
-    computed("temperature", GENERATION),
-    computed("top_p", GENERATION),
-    computed("seed", GENERATION),
-    computed("frequency_penalty", GENERATION),
-    computed("presence_penalty", GENERATION),
-    computed("logit_bias", GENERATION),
-    computed("stop", GENERATION),
-    computed_or("stream", TEXTS, "[false]"),
-    computed("stream_options", TEXTS),
-    computed("stream_options.include_usage", TEXTS),
+    refused("stream", "[false]"),
     ignored("stream_options.include_obfuscation"),
     refused("stream_options.continuous_usage_stats", "[false]"),
-    computed_or("n", TEXTS, "[1]"),
-    computed("best_of", COMPLETIONS),
-    computed("logprobs", GENERATION),
-    computed_or("top_logprobs", CHAT, "[0]"),
-    computed_or("tools", CHAT, "[[]]"),
-    computed_or("tool_choice", CHAT, r#"["none", "auto"]"#),
-    computed_or("chat_template_kwargs", CHAT, "[{}]"),
-    computed_or("continue_final_message", CHAT, "[false]"),
-    computed_or("add_generation_prompt", CHAT, "[true]"),
+    refused("n", "[1]"),
+    refused("top_logprobs", "[0]"),
+    refused("tools", "[[]]"),
+    refused("tool_choice", r#"["none", "auto"]"#),
+    refused("chat_template_kwargs", "[{}]"),
+    refused("continue_final_message", "[false]"),
+    refused("add_generation_prompt", "[true]"),
     // Translation.
-    computed("text", TRANSLATION),
-    computed("source_lang", TRANSLATION),
-    computed("target_lang", TRANSLATION),
-    computed("target_prefix", TRANSLATION),
-    computed("num_hypotheses", TRANSLATION),
-    computed_or("num_beams", TRANSLATION, "[1]"),
-    computed_or("length_penalty", TRANSLATION, "[1]"),
+    refused("num_beams", "[1]"),
+    refused("length_penalty", "[1]"),
     // Fields that cannot change a response: labels from the client, hints for storage, scheduling and caching, and parameters of sampling
     // methods that are off.
     ignored("user"),
@@ -407,17 +224,84 @@ pub(super) const FIELDS: &[Field] = &[
     refused("max_chunks_per_doc", "[]"),
 ];
 
-impl Field {
-    /// Returns whether a route supports the field. `POST /` supports the fields of all routes that it forwards to.
-    pub fn is_computed(&self, route: Route) -> bool {
-        match route {
-            Route::Base => BASE.iter().any(|base| self.routes.contains(base)),
-            route => self.routes.contains(&route),
+impl FieldTable {
+    /// Creates the table for routes whose requests have a body, each with the schema of the body. A route supports the properties of its
+    /// schema, and the properties of objects in the schema. If the schema is a union (`anyOf`), the route supports the properties of all
+    /// variants.
+    pub fn new(bodies: impl IntoIterator<Item = (Route, Value)>) -> Self {
+        let mut table = Self(BTreeMap::new());
+        for &(name, elsewhere) in ELSEWHERE {
+            table.entry(name).elsewhere = elsewhere;
+        }
+        for (route, body) in bodies {
+            match body.get("anyOf").and_then(Value::as_array) {
+                Some(variants) => variants.iter().for_each(|own| table.add(route, "", own)),
+                None => table.add(route, "", &body),
+            }
+        }
+        table
+    }
+
+    fn entry(&mut self, name: &str) -> &mut Field {
+        let new = || Field {
+            name: name.to_owned(),
+            routes: Vec::new(),
+            elsewhere: Elsewhere::Refused("[]"),
+        };
+        self.0.entry(name.to_owned()).or_insert_with(new)
+    }
+
+    /// Adds the properties of an object. `prefix` is the path of the object with a trailing dot; empty for the body itself.
+    fn add(&mut self, route: Route, prefix: &str, schema: &Value) {
+        let properties = schema.get("properties").and_then(Value::as_object);
+        for (own, schema) in properties.into_iter().flatten() {
+            let name = format!("{prefix}{own}");
+            let routes = &mut self.entry(&name).routes;
+            if !routes.contains(&route) {
+                routes.push(route);
+            }
+            self.add(route, &format!("{name}."), schema);
         }
     }
 
-    /// Returns the values, other than null, that a route accepts and ignores if it does not support the field. The list is also empty for
-    /// [`Elsewhere::Ignored`], which accepts every value.
+    /// Returns the field with this name, if the server recognizes it.
+    pub fn get(&self, name: &str) -> Option<&Field> {
+        self.0.get(name)
+    }
+
+    pub fn all(&self) -> impl Iterator<Item = &Field> {
+        self.0.values()
+    }
+
+    /// Returns the error for a field that is not in the table. `prefix` is the path of the object that contains it, with a trailing dot. It
+    /// is empty for the body itself.
+    pub fn unknown(&self, route: Route, prefix: &str, name: &str) -> Failure {
+        let siblings = self.all().filter(|field| field.is_computed(route));
+        let siblings = siblings.filter_map(|field| field.name.strip_prefix(prefix));
+        let near = match nearest(name, siblings.filter(|name| !name.contains('.'))) {
+            Some(near) => format!("; did you mean `{prefix}{near}`?"),
+            None => "; leave it out".to_owned(),
+        };
+        let path = format!("{prefix}{}", excerpt(name));
+        let problem = format!("`{path}` is not a field of {}{near}", route.label());
+        Failure::invalid(&path, problem)
+    }
+}
+
+impl Field {
+    /// Returns whether a route supports the field.
+    pub fn is_computed(&self, route: Route) -> bool {
+        self.routes.contains(&route)
+    }
+
+    /// Returns the routes that support the field, except `POST /`. That route supports all fields of the routes that it forwards to.
+    pub fn routes(&self) -> impl Iterator<Item = Route> {
+        let routes = self.routes.iter().copied();
+        routes.filter(|&route| route != Route::Base)
+    }
+
+    /// Returns the neutral values of the field: a route that does not support the field accepts and ignores them. Null is always accepted,
+    /// and is not in the list. For [`Elsewhere::Ignored`], every value is accepted, and the list is empty.
     pub fn neutral(&self) -> Vec<Value> {
         match self.elsewhere {
             Elsewhere::Ignored => Vec::new(),
@@ -440,9 +324,9 @@ impl Field {
 
     /// Returns the error for a field that the route does not support and whose value is not neutral.
     pub fn refusal(&self, route: Route, value: &Value) -> Failure {
-        let name = self.name;
+        let name = &self.name;
         if !self.routes.is_empty() {
-            let routes: Vec<&str> = self.routes.iter().map(|route| route.name()).collect();
+            let routes: Vec<&str> = self.routes().map(Route::name).collect();
             let problem = format!(
                 "`{name}` is not a field of {}, but of {}; leave it out",
                 route.label(),
@@ -461,25 +345,6 @@ impl Field {
         );
         Failure::invalid(name, problem)
     }
-}
-
-/// Returns the field with this name, if the server knows it.
-pub(super) fn field(name: &str) -> Option<&'static Field> {
-    FIELDS.iter().find(|field| field.name == name)
-}
-
-/// Returns the error for a field that is not in the table. `prefix` is the path of the object that contains it, with a trailing dot. It is
-/// empty for the body itself.
-pub(super) fn unknown(route: Route, prefix: &str, name: &str) -> Failure {
-    let siblings = FIELDS.iter().filter(|field| field.is_computed(route));
-    let siblings = siblings.filter_map(|field| field.name.strip_prefix(prefix));
-    let near = match nearest(name, siblings.filter(|name| !name.contains('.'))) {
-        Some(near) => format!("; did you mean `{prefix}{near}`?"),
-        None => "; leave it out".to_owned(),
-    };
-    let path = format!("{prefix}{}", excerpt(name));
-    let problem = format!("`{path}` is not a field of {}{near}", route.label());
-    Failure::invalid(&path, problem)
 }
 
 /// Formats a value for an error: a short value in full, any other value as its type.

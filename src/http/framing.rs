@@ -10,7 +10,7 @@ pub(super) struct Framing {
     place: Place,
     /// Beginning of the current line.
     line: Vec<u8>,
-    /// Kind of body that the headers read so far announce.
+    /// Framing of the request body, according to the headers received so far.
     body: Announced,
 }
 
@@ -41,7 +41,7 @@ impl Framing {
         self.place == Place::Between && self.line.is_empty()
     }
 
-    /// Advances the position by the bytes that were read next.
+    /// Advances the position past `bytes`, the next bytes of the connection.
     pub fn read(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             match self.place {
@@ -109,7 +109,7 @@ impl Framing {
     }
 }
 
-/// Parses the size of a chunk, which extensions may follow; 0 if it is not valid.
+/// Parses the line before a chunk, which contains the size of the chunk and optional extensions. Returns 0 if the size is not valid.
 fn chunk_size(line: &[u8]) -> u64 {
     let line = String::from_utf8_lossy(line);
     let size = line.split([';', ' ', '\t']).next().unwrap_or_default();

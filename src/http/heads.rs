@@ -7,17 +7,24 @@ use hyper::{Response, StatusCode};
 use serde_json::{Map, Value, json};
 
 use super::{
-    Body, HandlerResult, RequestContext, embeddings::answers, error::Failure, fields::kind, json,
-    on_thread, request::Fields, tei::with_tokens,
+    Body, HandlerResult, RequestContext,
+    embeddings::answers,
+    error::Failure,
+    fields::kind,
+    json, on_thread,
+    request::Fields,
+    schema::{RouteDoc, flag, list, number, object, only, or_null, some_text, text, whole},
+    tei::with_tokens,
 };
 use crate::serve::{
     Aggregation, Answer, AnswerOptions, EntityOptions, MaskJob, MaskOptions, Model, OutputKind,
     QuestionJob, ServeError, Submit, Text, TokenJob, ZeroShotJob, ZeroShotOptions,
 };
+use crate::text::Placed;
 
 /// Estimated bytes of memory, per byte of text, for the tokens and their positions during tokenization.
 const PLACED_BYTE: u64 = 400;
-/// Estimated bytes of a token in a JSON response, and also of each label score of a token.
+/// Estimated bytes of one token in a JSON response. Each label score of a token is charged with the same number of bytes.
 const TOKEN: u64 = 200;
 /// Max number of proposed tokens per mask, and of answers per question.
 const MAX_TOP_K: i64 = 1000;
@@ -60,8 +67,9 @@ fn unlisted(mut all: Vec<Value>, is_list: bool) -> Value {
     }
 }
 
-/// Tokenizes the texts of a request and computes their sequences. Returns the results and the number of tokens. `begin` makes the
-/// sequences, and `finish` makes the results from the answers. `bytes` is the length of all texts, and `n` the number of sequences.
+/// Runs the model on the texts of a request. `begin` tokenizes the texts into sequences, and `finish` converts the model's answers for
+/// these sequences into results. `bytes` is the total length of the texts, and `n` is the number of sequences. Returns the results and the
+/// number of tokens.
 async fn computed<J: Send + 'static, R: Send + 'static>(
     app: &RequestContext<'_>,
     model: &Arc<Model>,
@@ -149,6 +157,26 @@ pub(super) async fn entities(
     Ok(respond(found, is_list))
 }
 
+pub(super) fn entities_doc() -> RouteDoc {
+    let mut entity = span_schema();
+    entity["entity"] = text();
+    entity["entity_group"] = text();
+    entity["index"] = whole(0);
+    entity["word"] = text();
+    entity["score"] = number();
+    RouteDoc::post(
+        "Labels tokens or finds entities, like the pipeline of transformers",
+        object(
+            &["inputs"],
+            json!({
+                "model": or_null(text()), "inputs": inputs_schema(), "truncate": flag(),
+                "aggregation_strategy": aggregation_schema(), "ignore_labels": labels_schema(),
+            }),
+        ),
+        one_or_list(list(object(&["word", "score", "start", "end"], entity))),
+    )
+}
+
 /// Returns all tokens with the scores of all labels, or entities, in the format of TEI's `/predict_tokens`.
 pub(super) async fn predict_tokens(
     app: &RequestContext<'_>,
@@ -205,6 +233,24 @@ pub(super) async fn predict_tokens(
     Ok(with_tokens(json(StatusCode::OK, &rows), tokens))
 }
 
+pub(super) fn predict_tokens_doc() -> RouteDoc {
+    let mut token = span_schema();
+    token["token"] = text();
+    token["token_id"] = whole(0);
+    token["results"] = json!({"type": "object", "additionalProperties": number()});
+    RouteDoc::post(
+        "Scores all labels of tokens, or finds entities (TEI)",
+        object(
+            &["inputs"],
+            json!({
+                "model": or_null(text()), "inputs": inputs_schema(), "truncate": flag(),
+                "raw_scores": flag(), "aggregation_strategy": aggregation_schema(), "ignore_labels": labels_schema(),
+            }),
+        ),
+        list(list(object(&["token", "start", "end", "results"], token))),
+    )
+}
+
 /// Returns the most probable tokens for each mask.
 pub(super) async fn fill_mask(
     app: &RequestContext<'_>,
@@ -251,6 +297,20 @@ pub(super) async fn fill_mask(
     };
     let found = computed(app, &model, submit, size, begin, finish).await?;
     Ok(respond(found, is_list))
+}
+
+pub(super) fn fill_mask_doc() -> RouteDoc {
+    RouteDoc::post(
+        "Fills masks, like the pipeline of transformers",
+        object(
+            &["inputs"],
+            json!({
+                "model": or_null(text()), "inputs": inputs_schema(), "truncate": flag(), "top_k": top_k_schema(),
+                "targets": {"anyOf": [{"type": "null"}, inputs_schema()]},
+            }),
+        ),
+        list(json!({})),
+    )
 }
 
 /// Scores labels for texts with a model for natural language inference.
@@ -316,8 +376,22 @@ pub(super) async fn zero_shot(
     Ok(respond(found, is_list))
 }
 
-/// Max number of sequences into which the text of a question is divided. Memory is reserved for this number.
-const MAX_PARTS: usize = 256;
+pub(super) fn zero_shot_doc() -> RouteDoc {
+    RouteDoc::post(
+        "Scores labels that the model was not trained on, like the pipeline of transformers",
+        object(
+            &["inputs", "candidate_labels"],
+            json!({
+                "model": or_null(text()), "inputs": inputs_schema(), "candidate_labels": inputs_schema(),
+                "hypothesis_template": or_null(text()), "multi_label": flag(), "truncate": flag(),
+            }),
+        ),
+        one_or_list(object(
+            &["sequence", "labels", "scores"],
+            json!({"sequence": text(), "labels": list(text()), "scores": list(number())}),
+        )),
+    )
+}
 
 /// Answers a question with spans of a text.
 pub(super) async fn answer(
@@ -343,7 +417,8 @@ pub(super) async fn answer(
     };
     let question = fields.required_text("question")?;
     let context = fields.required_text("context")?;
-    let size = (question.len() + context.len(), MAX_PARTS);
+    // The number of sequences is not known yet, so memory is reserved for the max number.
+    let size = (question.len() + context.len(), Placed::MAX_PARTS);
     let begin = {
         let options = options.clone();
         move |model: &Model| {
@@ -362,4 +437,50 @@ pub(super) async fn answer(
     };
     let found = computed(app, &model, submit, size, begin, finish).await?;
     Ok(respond(found, top_k.is_some()))
+}
+
+pub(super) fn answer_doc() -> RouteDoc {
+    let mut answer = span_schema();
+    answer["answer"] = text();
+    answer["score"] = number();
+    RouteDoc::post(
+        "Answers a question with parts of a text, like the pipeline of transformers 4",
+        object(
+            &["question", "context"],
+            json!({
+                "model": or_null(text()), "question": some_text(), "context": some_text(),
+                "top_k": top_k_schema(), "max_answer_len": top_k_schema(), "max_seq_len": or_null(whole(1)),
+                "doc_stride": or_null(whole(0)), "handle_impossible_answer": flag(),
+                "align_to_words": flag(),
+            }),
+        ),
+        one_or_list(object(&["answer", "score", "start", "end"], answer)),
+    )
+}
+
+fn inputs_schema() -> Value {
+    let list = json!({"type": "array", "minItems": 1, "items": {"anyOf": [
+        some_text(), {"type": "array", "minItems": 1, "maxItems": 1, "items": some_text()},
+    ]}});
+    json!({"anyOf": [some_text(), list]})
+}
+
+fn aggregation_schema() -> Value {
+    only(json!([null, "none", "simple", "first", "average", "max"]))
+}
+
+fn labels_schema() -> Value {
+    or_null(json!({"type": "array", "items": text()}))
+}
+
+fn top_k_schema() -> Value {
+    or_null(json!({"type": "integer", "minimum": 1, "maximum": MAX_TOP_K}))
+}
+
+fn one_or_list(one: Value) -> Value {
+    json!({"anyOf": [one.clone(), list(one)]})
+}
+
+fn span_schema() -> Value {
+    json!({"start": whole(0), "end": whole(0)})
 }

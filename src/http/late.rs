@@ -2,6 +2,7 @@
 
 use hyper::StatusCode;
 use serde::Serialize;
+use serde_json::json;
 
 use super::{
     HandlerResult, RequestContext,
@@ -10,6 +11,9 @@ use super::{
     json,
     openai::Usage,
     request::Fields,
+    schema::{
+        self, RouteDoc, direction, flag, list, named, number, object, only, or_null, text, whole,
+    },
     vectors::{ValueType, Values, is_base64},
 };
 use crate::names::excerpt;
@@ -96,4 +100,33 @@ pub(super) async fn multi_vector(
         data,
     };
     Ok(json(StatusCode::OK, &answer))
+}
+
+pub(super) fn multi_vector_doc() -> RouteDoc {
+    RouteDoc::post(
+        "Vectors of the tokens of queries or documents (Jina)",
+        object(
+            &["input"],
+            json!({
+                "model": or_null(text()),
+                "input": named("Input"),
+                "input_type": or_null(text()),
+                "embedding_type": schema::value_type(true),
+                "encoding_format": only(json!([null, "float", "base64"])),
+                "dimensions": or_null(whole(1)),
+                "truncate": flag(),
+                "truncation_direction": direction(),
+            }),
+        ),
+        object(
+            &["model", "object", "usage", "data"],
+            json!({
+                "model": text(), "object": text(), "usage": named("Usage"),
+                "data": list(object(&["object", "index", "embeddings"], json!({
+                    "object": text(), "index": whole(0),
+                    "embeddings": list(json!({"anyOf": [list(number()), text()]})),
+                }))),
+            }),
+        ),
+    )
 }

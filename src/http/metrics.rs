@@ -12,7 +12,10 @@ use std::{
 
 use hyper::{Response, StatusCode};
 
-use super::{App, Body, Route, of_type};
+use super::{
+    App, Body, Route, of_type,
+    schema::{RouteDoc, text},
+};
 use crate::serve::{Histogram, Kind, Lookup, Model, Tier};
 
 const CODES: [u16; 17] = [
@@ -340,6 +343,14 @@ pub(super) fn response(app: &App) -> Response<Body> {
         "text/plain; version=0.0.4",
         page.0.into_bytes(),
     )
+}
+
+pub(super) fn doc() -> RouteDoc {
+    RouteDoc {
+        summary: "Metrics for Prometheus",
+        body: None,
+        answers: vec![("text/plain", text())],
+    }
 }
 
 /// Adds the metrics of the response cache, if any model has one.

@@ -15,8 +15,9 @@
 //! | `GET /v1/models`, `/v1/models/{model}`, `/health`, `/ready`, `/metrics`, `/openapi.json` | |
 //! | `GET /`, `/status.json` | the status page and its data |
 //!
-//! A route is a line in `Route::ALL` and a handler function. Its `Style` is the format of its errors, and `openapi.rs` documents its
-//! requests and responses. Every body is limited in size and time. No input from a client causes a panic.
+//! A route is a row of `Route::ALL`, two arms in `dispatch.rs`, and two functions in the file of its API: a handler, and a function that
+//! returns its documentation with the schema of the body. The schema determines which fields of a body are accepted. Every body is limited
+//! in size and time. No input from a client causes a panic.
 
 mod auth;
 mod bodies;
@@ -24,6 +25,7 @@ mod body;
 mod chunks;
 mod cohere;
 mod cors;
+mod dispatch;
 mod embeddings;
 mod error;
 mod fields;
@@ -41,12 +43,14 @@ mod ranking;
 mod received;
 mod request;
 mod route;
+mod schema;
 mod server;
 mod socket;
 mod status;
 mod tei;
 #[cfg(test)]
 mod tests;
+mod tokens;
 mod transfer;
 mod translation;
 mod vectors;
@@ -81,9 +85,10 @@ use tokio::{
     task::block_in_place,
 };
 
-use crate::serve::{self, Memory, Model, Models, OutputKind, ServeError, Share, Submit};
+use crate::serve::{Memory, Model, Models, OutputKind, ServeError, Share, Submit};
 use body::Body;
 use error::Failure;
+use fields::FieldTable;
 use gzip::Encoding;
 use metrics::Counts;
 use request::Fields;
@@ -101,8 +106,8 @@ pub struct HttpChoice {
     pub header_time: Duration,
     /// Time limit for a client to send the body of a request.
     pub body_time: Duration,
-    /// Max time for which a client may pause while it sends a body. It is checked in periods of this length. At least one byte must arrive
-    /// in each period, and at least 64 KiB after the first 256 KiB of the body.
+    /// Max time for which a client may pause while it sends a body. The server checks the progress of the body in periods of this length.
+    /// At least one byte must arrive in each period. Once 256 KiB of the body have arrived, at least 64 KiB must arrive in each period.
     pub body_pause: Duration,
     /// Max idle time of a connection between two requests. It should exceed the idle time of proxies in front of the server. Otherwise a
     /// proxy can send a request on a connection that the server is closing, and the request is lost.
@@ -115,7 +120,7 @@ pub struct HttpChoice {
     pub public: Public,
     /// Origins of web pages that may use the server (CORS).
     pub cors: Vec<Origin>,
-    /// Whether inputs that are too long are truncated, unless the request sets this.
+    /// Whether inputs that are too long are truncated if the request does not specify this.
     pub auto_truncate: bool,
     /// Whether `/predict` computes scores like TEI: with a sigmoid for a single label and a softmax for several, whatever the model's
     /// folder specifies.
@@ -177,6 +182,7 @@ impl Public {
 struct App {
     models: Models,
     choice: HttpChoice,
+    fields: &'static FieldTable,
     counts: Counts,
     /// Limits the number of chat templates that are rendered concurrently.
     rendering: Arc<Semaphore>,
@@ -209,7 +215,7 @@ impl Deref for RequestContext<'_> {
     }
 }
 
-/// Max number of conversations that are rendered concurrently. Each may use the memory limit of a chat template.
+/// Max number of conversations that are rendered concurrently. Each rendering may use memory up to the limit for a chat template.
 const MAX_RENDERINGS: usize = 4;
 /// Size in bytes above which parsing a body may block a thread for more than a millisecond.
 const LARGE: usize = 128 << 10;
@@ -223,6 +229,7 @@ impl App {
             memory: Memory::new(choice.max_body as u64),
             models,
             choice,
+            fields: dispatch::field_table(),
             counts: Counts::default(),
             rendering: Arc::new(Semaphore::new(MAX_RENDERINGS)),
             next_id: AtomicU64::new(0),
@@ -309,7 +316,7 @@ impl<'a> RequestContext<'a> {
         self.share.get_or_init(|| self.memory.empty_share())
     }
 
-    /// Records the model of the request, if it was found.
+    /// Records the model of the request, if `found` contains one. Returns `found` unchanged.
     fn asks(&self, found: Result<Arc<Model>, ServeError>) -> Result<Arc<Model>, ServeError> {
         if let Ok(model) = &found {
             let _ = self.model.set(Arc::clone(model));
@@ -342,25 +349,8 @@ impl<'a> RequestContext<'a> {
             (Some(keys), false) => keys.tenant(request.headers())?,
             _ => Tenant::default(),
         };
-        match route {
-            Route::Health => return Ok(health::health()),
-            Route::Ready => return health::ready(&self.models),
-            Route::Metrics => return Ok(metrics::response(self.app)),
-            Route::OpenApi => {
-                let document = openapi::document(self.choice.public);
-                return Ok(json(StatusCode::OK, &document));
-            }
-            Route::Page => return Ok(status::page()),
-            Route::Status => return Ok(status::counts(self.app)),
-            Route::Unknown => return Err(Failure::no_route(request.uri().path())),
-            _ if !self.models.is_loaded() => return Err(Failure::not_ready(serve::LOADING)),
-            Route::Models => return Ok(openai::models(&self.models)),
-            Route::Model => {
-                let (.., name) = Route::of(request.uri().path(), request.method());
-                return openai::model(&self.models, &unescaped(name));
-            }
-            Route::Info => return tei::info(&self.models),
-            _ => {}
+        if let Some(answered) = dispatch::without_body(self, route, &request) {
+            return answered;
         }
         let timeout = self.timeout(request.headers())?;
         let left = || timeout.saturating_sub(began.elapsed());
@@ -374,7 +364,7 @@ impl<'a> RequestContext<'a> {
         let weight = self.memory.request(weight::weight(&body.bytes));
         let share = tokio::time::timeout(left(), weight).await.map_err(late)??;
         let _ = self.share.set(share);
-        let fields = Fields::read(route, body.charged())?;
+        let fields = Fields::read(self.fields, route, body.charged())?;
         let submit = Submit {
             truncate: self.choice.auto_truncate,
             cut_side: None,
@@ -401,52 +391,8 @@ impl<'a> RequestContext<'a> {
         submit: Submit,
         is_raw: bool,
     ) -> HandlerResult {
-        let handled = self.handled(route, fields, submit, is_raw).await;
+        let handled = dispatch::handled(self, route, fields, submit, is_raw).await;
         handled.map_err(|failure| failure.on(route))
-    }
-
-    async fn handled(
-        &self,
-        route: Route,
-        fields: Fields,
-        submit: Submit,
-        is_raw: bool,
-    ) -> HandlerResult {
-        match route {
-            Route::Embeddings => openai::embeddings(self, fields, submit, is_raw).await,
-            Route::MultiVector => late::multi_vector(self, fields, submit).await,
-            Route::Completions => generation::completions(self, fields, submit).await,
-            Route::ChatCompletions => generation::chat(self, fields, submit).await,
-            Route::Translate => translation::translate(self, fields, submit).await,
-            Route::Embed => tei::embed(self, fields, submit).await,
-            Route::EmbedAll => tei::embed_all(self, fields, submit).await,
-            Route::EmbedSparse => tei::embed_sparse(self, fields, submit).await,
-            Route::Similarity => tei::similarity(self, fields, submit).await,
-            Route::Tokenize => tei::tokenize(self, fields).await,
-            Route::Decode => tei::decode(self, fields).await,
-            Route::Predict => tei::predict(self, fields, submit).await,
-            Route::TeiRerank => tei::rerank(self, fields, submit).await,
-            Route::RerankV2 => openai::rerank_v2(self, fields, submit).await,
-            Route::EmbedV2 => cohere::embed(self, fields, submit).await,
-            Route::TokenClassification => heads::entities(self, fields, submit).await,
-            Route::PredictTokens => heads::predict_tokens(self, fields, submit).await,
-            Route::FillMask => heads::fill_mask(self, fields, submit).await,
-            Route::ZeroShot => heads::zero_shot(self, fields, submit).await,
-            Route::QuestionAnswering => heads::answer(self, fields, submit).await,
-            Route::Base => tei::base(self, fields, submit).await,
-            Route::Rerank => openai::rerank(self, fields, submit).await,
-            // `routed` has answered requests to these routes, which have no body.
-            Route::Info
-            | Route::Models
-            | Route::Model
-            | Route::Health
-            | Route::Ready
-            | Route::Metrics
-            | Route::OpenApi
-            | Route::Page
-            | Route::Status
-            | Route::Unknown => Err(Failure::no_route(route.name())),
-        }
     }
 }
 

@@ -21,6 +21,10 @@ use super::{
     json, of_type, on_thread,
     ranking::ranked,
     request::Fields,
+    schema::{
+        RouteDoc, direction, flag, list, named, number, object, only, or_null, text, value_type,
+        whole,
+    },
     vectors::{ValueType, Values, Weight, is_base64, weights},
 };
 use crate::serve::{Answer, Further, Model, Models, OutputKind, Service, Submit, Text};
@@ -38,10 +42,10 @@ struct Embedding {
     object: &'static str,
     index: usize,
     embedding: Values,
-    /// Sparse weights, with `return_sparse`.
+    /// Sparse weights, if the request sets `return_sparse`.
     #[serde(skip_serializing_if = "Option::is_none")]
     sparse_embedding: Option<Vec<Weight>>,
-    /// Token vectors, with `return_multivector`.
+    /// Token vectors, if the request sets `return_multivector`.
     #[serde(skip_serializing_if = "Option::is_none")]
     embeddings: Option<Vec<Values>>,
 }
@@ -262,6 +266,35 @@ pub(super) async fn embeddings(
     Ok(json(StatusCode::OK, &embeddings))
 }
 
+pub(super) fn embeddings_doc() -> RouteDoc {
+    RouteDoc::post("Embeds texts (OpenAI)", object(
+                &["input"],
+                json!({
+                    "model": or_null(text()),
+                    "input": named("Input"),
+                    "encoding_format": only(json!([null, "float", "base64"])),
+                    "dimensions": or_null(whole(1)),
+                    "input_type": or_null(text()),
+                    "task": or_null(text()),
+                    "truncate": flag(),
+                    "truncation": flag(),
+                    "truncation_direction": direction(),
+                    "prompt_name": or_null(text()),
+                    "prompt": or_null(text()),
+                    "embedding_type": value_type(true),
+                    "output_dtype": value_type(true),
+                    "output_dimension": or_null(whole(1)),
+                    "normalized": flag(),
+                    "late_chunking": flag(),
+                    "return_sparse": flag(),
+                    "return_multivector": flag(),
+                }),
+            ), named("Embeddings")).or(
+        RAW,
+        json!({"type": "string", "format": "binary", "description": "Rows of little-endian f32 if `Accept` requests them; the headers x-rows, x-width and x-tokens have the numbers of rows, values per row, and tokens."}),
+    )
+}
+
 /// Returns vectors as raw bytes of little-endian f32. Response headers contain the number of rows, their width and the number of tokens.
 fn raw(answers: Vec<Answer>, form: &Form, tokens: usize) -> HandlerResult {
     let n = answers.len();
@@ -292,9 +325,23 @@ pub(super) fn models(models: &Models) -> Response<Body> {
     json(StatusCode::OK, &json!({"object": "list", "data": data}))
 }
 
+pub(super) fn models_doc() -> RouteDoc {
+    RouteDoc::get(
+        "The models (OpenAI)",
+        object(
+            &["object", "data"],
+            json!({"object": text(), "data": list(named("Model"))}),
+        ),
+    )
+}
+
 pub(super) fn model(models: &Models, name: &str) -> HandlerResult {
     let model = models.named(Some(name), |_| true)?;
     Ok(json(StatusCode::OK, &described(&model)))
+}
+
+pub(super) fn model_doc() -> RouteDoc {
+    RouteDoc::get("A model (OpenAI)", named("Model"))
 }
 
 /// Reads the documents to rank. Each is a text, or an object with a `text` field.
@@ -359,6 +406,33 @@ pub(super) async fn rerank(
     Ok(json(StatusCode::OK, &answer))
 }
 
+pub(super) fn rerank_doc() -> RouteDoc {
+    RouteDoc::post(
+        "Ranks documents by a query (Jina, Cohere API version 1)",
+        object(
+            &["query", "documents"],
+            json!({
+                "model": or_null(text()), "query": text(),
+                "documents": {"type": "array", "minItems": 1, "items": {"anyOf": [
+                    text(), object(&["text"], json!({"text": text()})),
+                ]}},
+                "top_n": or_null(whole(0)), "return_documents": flag(), "truncate": flag(),
+                "truncation_direction": direction(),
+            }),
+        ),
+        object(
+            &["id", "model", "results", "usage"],
+            json!({
+                "id": text(), "model": text(), "usage": named("Usage"),
+                "results": list(object(&["index", "relevance_score"], json!({
+                    "index": whole(0), "relevance_score": number(),
+                    "document": object(&["text"], json!({"text": text()})),
+                }))),
+            }),
+        ),
+    )
+}
+
 /// Default of `max_tokens_per_doc` in Cohere's API.
 const DEFAULT_TOKENS_PER_DOC: usize = 4096;
 
@@ -420,4 +494,27 @@ pub(super) async fn rerank_v2(
         },
     });
     Ok(json(StatusCode::OK, &answer))
+}
+
+pub(super) fn rerank_v2_doc() -> RouteDoc {
+    RouteDoc::post(
+        "Ranks documents by a query (Cohere API version 2)",
+        object(
+            &["model", "query", "documents"],
+            json!({
+                "model": text(), "query": text(),
+                "documents": {"type": "array", "minItems": 1, "items": text()},
+                "top_n": or_null(whole(1)), "max_tokens_per_doc": or_null(whole(1)),
+            }),
+        ),
+        object(
+            &["id", "results", "meta"],
+            json!({
+                "id": text(), "meta": {"type": "object"},
+                "results": list(object(&["index", "relevance_score"], json!({
+                    "index": whole(0), "relevance_score": number(),
+                }))),
+            }),
+        ),
+    )
 }

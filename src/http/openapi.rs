@@ -1,11 +1,6 @@
 //! Builds a description of all routes as an OpenAPI 3.1 document. The document is built from `Route::ALL`, so it contains every route.
 //!
-//! The schemas are written by hand, because most bodies are unions (a text, a list, ids) that a derive macro cannot express. Tests compare
-//! the fields in the schemas with the fields that handlers read, and send requests that the document allows or forbids (schemathesis).
-
-mod generation;
-mod heads;
-mod schema;
+//! Tests with schemathesis send requests that the document allows, and requests that it forbids.
 
 use std::collections::BTreeMap;
 
@@ -13,39 +8,26 @@ use serde_json::{Value, json};
 
 use super::{
     Public, Route,
-    fields::{Elsewhere, FIELDS},
+    fields::{Elsewhere, FieldTable},
     route::Style,
+    schema::{RouteDoc, named, only, schemas},
 };
-use schema::*;
 
-/// Description of a route for clients.
-struct Described {
-    summary: &'static str,
-    /// Schema of the request body, if there is one.
-    body: Option<Value>,
-    /// Media types of successful responses, with the schemas of their bodies.
-    answers: Vec<(&'static str, Value)>,
-}
-
-impl Described {
-    fn new(
-        summary: &'static str,
-        body: Option<Value>,
-        answers: Vec<(&'static str, Value)>,
-    ) -> Self {
-        Self {
-            summary,
-            body,
-            answers,
-        }
-    }
-}
-
-/// Returns the OpenAPI document of a server. `public` are the routes that need no key.
-pub(super) fn document(public: Public) -> Value {
+/// Returns the OpenAPI document of a server. `public` are the routes that need no key, `fields` has the fields that requests may contain, and
+/// `documented` returns the documentation of a route.
+pub(super) fn document(
+    public: Public,
+    fields: &FieldTable,
+    documented: impl Fn(Route) -> Option<RouteDoc>,
+) -> Value {
     let mut paths = json!({});
     for (route, path, method) in Route::ALL {
-        paths[path][method.as_str().to_lowercase()] = operation(route, path, public);
+        let Some(doc) = documented(route) else {
+            continue;
+        };
+        let needs_key = !public.contains(route);
+        let operation = operation(route, path, doc, needs_key, fields);
+        paths[path][method.as_str().to_lowercase()] = operation;
     }
     json!({
         "openapi": "3.1.0",
@@ -62,15 +44,20 @@ pub(super) fn document(public: Public) -> Value {
     })
 }
 
-fn operation(route: Route, path: &str, public: Public) -> Value {
-    let described = described(route);
+fn operation(
+    route: Route,
+    path: &str,
+    doc: RouteDoc,
+    needs_key: bool,
+    fields: &FieldTable,
+) -> Value {
     let mut parameters = Vec::new();
     if path.contains('{') {
         parameters.push(json!({
             "name": "model", "in": "path", "required": true, "schema": {"type": "string", "minLength": 1},
         }));
     }
-    if described.body.is_some() {
+    if doc.body.is_some() {
         let header = |name: &str, about: &str, least: u64, most: u64| {
             json!({
                 "name": name, "in": "header", "description": about,
@@ -96,14 +83,13 @@ fn operation(route: Route, path: &str, public: Public) -> Value {
         Value::Object(kinds.collect())
     };
     let mut responses = json!({
-        "200": {"description": "The response.", "content": content(&described.answers)},
+        "200": {"description": "The response.", "content": content(&doc.answers)},
     });
     let error = match route.style() {
         Style::OpenAi => "Error",
         Style::Tei => "TeiError",
         Style::Cohere => "CohereError",
     };
-    let needs_key = !public.contains(route);
     let key = (401, "The API key is missing or not known.");
     let keyed = needs_key.then_some(key);
     for (status, about) in keyed.into_iter().chain(statuses(route)) {
@@ -113,16 +99,12 @@ fn operation(route: Route, path: &str, public: Public) -> Value {
     }
     let mut operation = json!({
         "operationId": format!("{route:?}"),
-        "summary": described.summary,
+        "summary": doc.summary,
         "parameters": parameters,
         "responses": responses,
     });
-    if let Some(body) = described.body {
-        let body = match route {
-            // Each variant of this body already lists the fields that it accepts.
-            Route::Base => body,
-            route => closed(route, "", body),
-        };
+    if let Some(body) = doc.body {
+        let body = closed(fields, "", body);
         operation["requestBody"] =
             json!({"required": true, "content": content(&[("application/json", body)])});
     }
@@ -172,13 +154,25 @@ fn statuses(route: Route) -> Vec<(u16, &'static str)> {
     }
 }
 
-/// Restricts the fields of an object that `schema` does not list. A field that the route ignores may have any value. Other known fields may
-/// have their neutral values. All other fields must be null. `prefix` is the path of the object with a trailing dot; empty for the body.
-fn closed(route: Route, prefix: &str, mut schema: Value) -> Value {
+/// Adds rules to `schema`, the schema of an object, for fields that it does not list. A field that the server ignores may have any value.
+/// Another field of the table may be null or have one of its neutral values. All other fields must be null. The rules are also added to the
+/// schemas of objects in the object, and to each variant of a union (`anyOf`). `prefix` is the path of the object with a trailing dot;
+/// empty for the body.
+fn closed(fields: &FieldTable, prefix: &str, mut schema: Value) -> Value {
+    if let Some(Value::Array(variants)) = schema.get_mut("anyOf") {
+        for variant in variants {
+            *variant = closed(fields, prefix, variant.take());
+        }
+        return schema;
+    }
+    let Some(Value::Object(properties)) = schema.get_mut("properties") else {
+        return schema;
+    };
     let mut accepted: BTreeMap<String, Vec<&str>> = BTreeMap::new();
-    for field in FIELDS.iter().filter(|field| !field.is_computed(route)) {
+    for field in fields.all() {
         let own = field.name.strip_prefix(prefix);
-        let Some(name) = own.filter(|name| !name.contains('.')) else {
+        let Some(name) = own.filter(|name| !name.contains('.') && !properties.contains_key(*name))
+        else {
             continue;
         };
         let neutral = field.neutral();
@@ -192,6 +186,11 @@ fn closed(route: Route, prefix: &str, mut schema: Value) -> Value {
         };
         accepted.entry(values.to_string()).or_default().push(name);
     }
+    for (name, property) in properties {
+        if property.get("properties").is_some() {
+            *property = closed(fields, &format!("{prefix}{name}."), property.take());
+        }
+    }
     let patterns = accepted.into_iter().map(|(values, names)| {
         let values: Value = serde_json::from_str(&values).unwrap_or_default();
         (format!("^({})$", names.join("|")), values)
@@ -199,322 +198,4 @@ fn closed(route: Route, prefix: &str, mut schema: Value) -> Value {
     schema["patternProperties"] = Value::Object(patterns.collect());
     schema["additionalProperties"] = json!({"type": "null"});
     schema
-}
-
-fn described(route: Route) -> Described {
-    let of = Described::new;
-    match route {
-        Route::Embeddings => of(
-            "Embeds texts (OpenAI)",
-            Some(object(
-                &["input"],
-                json!({
-                    "model": or_null(text()),
-                    "input": named("Input"),
-                    "encoding_format": only(json!([null, "float", "base64"])),
-                    "dimensions": or_null(whole(1)),
-                    "input_type": or_null(text()),
-                    "task": or_null(text()),
-                    "truncate": flag(),
-                    "truncation": flag(),
-                    "truncation_direction": direction(),
-                    "prompt_name": or_null(text()),
-                    "prompt": or_null(text()),
-                    "embedding_type": value_type(true),
-                    "output_dtype": value_type(true),
-                    "output_dimension": or_null(whole(1)),
-                    "normalized": flag(),
-                    "late_chunking": flag(),
-                    "return_sparse": flag(),
-                    "return_multivector": flag(),
-                }),
-            )),
-            vec![
-                ("application/json", named("Embeddings")),
-                (
-                    super::openai::RAW,
-                    json!({"type": "string", "format": "binary", "description": "Rows of little-endian f32 if `Accept` requests them; the headers x-rows, x-width and x-tokens have the numbers of rows, values per row, and tokens."}),
-                ),
-            ],
-        ),
-        Route::MultiVector => of(
-            "Vectors of the tokens of queries or documents (Jina)",
-            Some(object(
-                &["input"],
-                json!({
-                    "model": or_null(text()),
-                    "input": named("Input"),
-                    "input_type": or_null(text()),
-                    "embedding_type": value_type(true),
-                    "encoding_format": only(json!([null, "float", "base64"])),
-                    "dimensions": or_null(whole(1)),
-                    "truncate": flag(),
-                    "truncation_direction": direction(),
-                }),
-            )),
-            json_answer(object(
-                &["model", "object", "usage", "data"],
-                json!({
-                    "model": text(), "object": text(), "usage": named("Usage"),
-                    "data": list(object(&["object", "index", "embeddings"], json!({
-                        "object": text(), "index": whole(0),
-                        "embeddings": list(json!({"anyOf": [list(number()), text()]})),
-                    }))),
-                }),
-            )),
-        ),
-        Route::Completions => generation::completions(),
-        Route::ChatCompletions => generation::conversations(),
-        Route::Translate => generation::translations(route),
-        Route::Embed => of(
-            "Embeds texts (TEI)",
-            Some(tei(
-                &["inputs"],
-                json!({
-                    "inputs": named("Input"), "normalize": flag(), "dimensions": or_null(whole(1)),
-                    "prompt_name": or_null(text()), "prompt": or_null(text()),
-                }),
-            )),
-            json_answer(list(list(number()))),
-        ),
-        Route::EmbedSparse => of(
-            "Sparse embeddings, as of SPLADE and BGE-M3 (TEI)",
-            Some(all_of_texts()),
-            json_answer(list(list(object(
-                &["index", "value"],
-                json!({"index": whole(0), "value": number()}),
-            )))),
-        ),
-        Route::EmbedAll => of(
-            "Vectors of all tokens (TEI)",
-            Some(all_of_texts()),
-            json_answer(list(list(list(number())))),
-        ),
-        Route::Predict => of(
-            "Scores texts or pairs by label (TEI)",
-            Some(tei(
-                &["inputs"],
-                json!({
-                    "inputs": {"anyOf": [
-                        some_text(),
-                        {"type": "array", "items": some_text(), "minItems": 1, "maxItems": 2},
-                        {"type": "array", "minItems": 1, "items":
-                            {"type": "array", "items": some_text(), "minItems": 1, "maxItems": 2}},
-                    ]},
-                    "raw_scores": flag(),
-                }),
-            )),
-            json_answer(json!({"anyOf": [list(named("Label")), list(list(named("Label")))]})),
-        ),
-        Route::TeiRerank => of(
-            "Ranks texts by a query (TEI)",
-            Some(tei(
-                &["query", "texts"],
-                json!({
-                    "query": text(), "texts": {"type": "array", "items": text(), "minItems": 1},
-                    "return_text": flag(), "raw_scores": flag(),
-                }),
-            )),
-            json_answer(list(object(
-                &["index", "score"],
-                json!({"index": whole(0), "score": number(), "text": text()}),
-            ))),
-        ),
-        Route::Similarity => of(
-            "Cosine similarities of a text with others (TEI)",
-            Some(object(
-                &["inputs"],
-                json!({
-                    "model": or_null(text()),
-                    "inputs": closed(route, "inputs.", object(&["source_sentence", "sentences"], json!({
-                        "source_sentence": some_text(),
-                        "sentences": {"type": "array", "items": some_text(), "minItems": 1},
-                    }))),
-                    "parameters": or_null(closed(route, "parameters.", object(&[], json!({
-                        "truncate": flag(), "prompt_name": or_null(text()), "prompt": or_null(text()),
-                        "truncation_direction": direction(), "dimensions": or_null(whole(1)),
-                    })))),
-                }),
-            )),
-            json_answer(list(number())),
-        ),
-        Route::Tokenize => of(
-            "Tokenizes texts (TEI)",
-            Some(object(
-                &["inputs"],
-                json!({
-                    "inputs": {"anyOf": [text(), {"type": "array", "items": text(), "minItems": 1}]},
-                    "model": or_null(text()), "add_special_tokens": flag(),
-                    "prompt_name": or_null(text()), "prompt": or_null(text()),
-                }),
-            )),
-            json_answer(list(list(named("Token")))),
-        ),
-        Route::Decode => of(
-            "Decodes token ids (TEI)",
-            Some(object(
-                &["ids"],
-                json!({
-                    "ids": {"anyOf": [
-                        {"type": "array", "items": whole(0), "minItems": 1},
-                        {"type": "array", "items": list(whole(0)), "minItems": 1},
-                    ]},
-                    "model": or_null(text()), "skip_special_tokens": flag(),
-                }),
-            )),
-            json_answer(list(text())),
-        ),
-        Route::Rerank => of(
-            "Ranks documents by a query (Jina, Cohere API version 1)",
-            Some(object(
-                &["query", "documents"],
-                json!({
-                    "model": or_null(text()), "query": text(),
-                    "documents": {"type": "array", "minItems": 1, "items": {"anyOf": [
-                        text(), object(&["text"], json!({"text": text()})),
-                    ]}},
-                    "top_n": or_null(whole(0)), "return_documents": flag(), "truncate": flag(),
-                    "truncation_direction": direction(),
-                }),
-            )),
-            json_answer(object(
-                &["id", "model", "results", "usage"],
-                json!({
-                    "id": text(), "model": text(), "usage": named("Usage"),
-                    "results": list(object(&["index", "relevance_score"], json!({
-                        "index": whole(0), "relevance_score": number(),
-                        "document": object(&["text"], json!({"text": text()})),
-                    }))),
-                }),
-            )),
-        ),
-        Route::RerankV2 => of(
-            "Ranks documents by a query (Cohere API version 2)",
-            Some(object(
-                &["model", "query", "documents"],
-                json!({
-                    "model": text(), "query": text(),
-                    "documents": {"type": "array", "minItems": 1, "items": text()},
-                    "top_n": or_null(whole(1)), "max_tokens_per_doc": or_null(whole(1)),
-                }),
-            )),
-            json_answer(object(
-                &["id", "results", "meta"],
-                json!({
-                    "id": text(), "meta": {"type": "object"},
-                    "results": list(object(&["index", "relevance_score"], json!({
-                        "index": whole(0), "relevance_score": number(),
-                    }))),
-                }),
-            )),
-        ),
-        Route::EmbedV2 => of(
-            "Embeds texts (Cohere API version 2)",
-            Some(object(
-                &["model", "texts"],
-                json!({
-                    "model": text(), "texts": {"type": "array", "minItems": 1, "items": some_text()},
-                    "input_type": or_null(text()), "output_dimension": or_null(whole(1)),
-                    "truncate": only(json!([null, "NONE", "START", "END"])),
-                    "embedding_types":
-                        or_null(json!({"type": "array", "minItems": 1, "items": value_type(false)})),
-                }),
-            )),
-            json_answer(object(
-                &["id", "response_type", "embeddings", "texts", "meta"],
-                json!({
-                    "id": text(), "response_type": text(), "texts": list(text()),
-                    "meta": {"type": "object"},
-                    "embeddings": {"type": "object", "additionalProperties":
-                        list(json!({"anyOf": [list(number()), text()]}))},
-                }),
-            )),
-        ),
-        Route::TokenClassification
-        | Route::PredictTokens
-        | Route::FillMask
-        | Route::ZeroShot
-        | Route::QuestionAnswering => heads::described(route),
-        Route::Base => of(
-            "The TEI route that fits the model and the body",
-            Some({
-                let bodies = [
-                    Route::Embed,
-                    Route::Predict,
-                    Route::TeiRerank,
-                    Route::Similarity,
-                ];
-                let bodies = bodies
-                    .map(|route| closed(route, "", described(route).body.unwrap_or_default()));
-                json!({"anyOf": bodies})
-            }),
-            json_answer(list(json!({}))),
-        ),
-        Route::Info => of(
-            "The first model (TEI)",
-            None,
-            json_answer(object(
-                &["model_id", "model_dtype", "model_type", "version"],
-                json!({
-                    "model_id": text(), "model_dtype": text(), "model_type": {"type": "object"},
-                    "max_input_length": or_null(whole(0)), "version": text(), "device": text(),
-                }),
-            )),
-        ),
-        Route::Models => of(
-            "The models (OpenAI)",
-            None,
-            json_answer(object(
-                &["object", "data"],
-                json!({"object": text(), "data": list(named("Model"))}),
-            )),
-        ),
-        Route::Model => of("A model (OpenAI)", None, json_answer(named("Model"))),
-        Route::Health => of("Whether the process is alive", None, json_answer(state())),
-        Route::Ready => of(
-            "Whether the server accepts new requests",
-            None,
-            json_answer(state()),
-        ),
-        Route::Metrics => of("Metrics for Prometheus", None, vec![("text/plain", text())]),
-        Route::OpenApi => of(
-            "This document",
-            None,
-            json_answer(json!({"type": "object"})),
-        ),
-        Route::Page => of("The status page", None, vec![("text/html", text())]),
-        Route::Status => of(
-            "Data of the status page, counted since the start",
-            None,
-            json_answer(object(
-                &[
-                    "version",
-                    "ready",
-                    "uptime_seconds",
-                    "answers",
-                    "seconds",
-                    "models",
-                ],
-                json!({
-                    "version": text(), "ready": yes_or_no(), "uptime_seconds": number(),
-                    "answers": {"type": "object", "additionalProperties": whole(0)},
-                    "seconds": object(&["ends", "below", "count", "sum"], json!({
-                        "ends": list(number()), "below": list(whole(0)), "count": whole(0), "sum": number(),
-                    })),
-                    "models": list(object(&["name", "does", "device", "dtype"], json!({
-                        "name": text(), "does": text(), "device": text(), "dtype": text(),
-                        "full_batch": or_null(whole(1)),
-                    }))),
-                }),
-            )),
-        ),
-        Route::Unknown => of("Nothing", None, Vec::new()),
-    }
-}
-
-fn all_of_texts() -> Value {
-    tei(
-        &["inputs"],
-        json!({"inputs": named("Input"), "prompt_name": or_null(text()), "prompt": or_null(text())}),
-    )
 }

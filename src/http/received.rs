@@ -22,7 +22,8 @@ pub(super) struct Received {
 }
 
 impl Received {
-    /// Returns the bytes and releases their charge. The caller must have charged the request for them.
+    /// Returns the bytes and ends their charge. The caller must already have charged memory for the whole request, which includes the
+    /// bytes.
     pub fn charged(self) -> Vec<u8> {
         self.memory.end();
         self.bytes

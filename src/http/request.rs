@@ -11,12 +11,13 @@ use serde_json::Value;
 use super::{
     Route,
     error::{Failure, MAX_QUOTED},
-    fields::{Elsewhere, field, shown, unknown},
+    fields::{Elsewhere, FieldTable, shown},
 };
 use crate::names::without_middle;
 
 /// The fields of a request body, or of an object in the body, that the route supports.
 pub(super) struct Fields {
+    table: &'static FieldTable,
     route: Route,
     /// Path of the object with a trailing dot; empty for the body itself.
     prefix: &'static str,
@@ -30,14 +31,15 @@ pub(super) struct Fields {
 const ORDERED: [&str; 3] = ["messages", "tools", "chat_template_kwargs"];
 
 impl Fields {
-    /// Parses a body. Fields that the route ignores are skipped.
+    /// Parses a body, and checks it against `table`. Fields that the route ignores are skipped.
     ///
     /// # Errors
     /// Returns an error if the body is not a JSON object, has the same field twice, or has a field that the route neither supports nor
     /// ignores.
-    pub fn read(route: Route, body: Vec<u8>) -> Result<Self, Failure> {
+    pub fn read(table: &'static FieldTable, route: Route, body: Vec<u8>) -> Result<Self, Failure> {
         let mut failure = None;
         let reader = Reader {
+            table,
             route,
             failure: &mut failure,
         };
@@ -48,6 +50,7 @@ impl Fields {
         });
         match values {
             Ok(values) => Ok(Self {
+                table,
                 route,
                 prefix: "",
                 body: match ORDERED.iter().any(|name| values.contains_key(name)) {
@@ -66,7 +69,8 @@ impl Fields {
     /// Returns an error if `route` does not support a field and the field's value can change a response.
     pub fn narrowed(self, route: Route) -> Result<Self, Failure> {
         for (name, value) in &self.values {
-            if let Some(known) = field(name).filter(|known| !known.is_computed(route))
+            let known = self.table.get(name);
+            if let Some(known) = known.filter(|known| !known.is_computed(route))
                 && !known.is_neutral(value)
             {
                 return Err(known.refusal(route, value));
@@ -84,7 +88,7 @@ impl Fields {
     pub fn peek(&self, name: &str) -> Option<&str> {
         let path = match self.prefix {
             "" => name,
-            prefix => field(&format!("{prefix}{name}"))?.name,
+            prefix => &self.table.get(&format!("{prefix}{name}"))?.name,
         };
         self.values.get(path).and_then(Value::as_str)
     }
@@ -97,7 +101,10 @@ impl Fields {
     pub fn value(&mut self, name: &'static str) -> Value {
         let path = match self.prefix {
             "" => Some(name),
-            prefix => field(&format!("{prefix}{name}")).map(|known| known.name),
+            prefix => {
+                let known = self.table.get(&format!("{prefix}{name}"));
+                known.map(|known| known.name.as_str())
+            }
         };
         let value = path.and_then(|path| self.values.remove(path));
         value.unwrap_or_default()
@@ -220,17 +227,18 @@ impl Fields {
         let mut values = BTreeMap::new();
         for (own, value) in given {
             let path = format!("{prefix}{own}");
-            match field(&path) {
+            match self.table.get(&path) {
                 Some(known) if known.is_computed(self.route) => {
-                    values.insert(known.name, value);
+                    values.insert(known.name.as_str(), value);
                 }
                 Some(known) if known.is_neutral(&value) => {}
                 Some(known) => return Err(known.refusal(self.route, &value)),
                 None if value.is_null() => {}
-                None => return Err(unknown(self.route, prefix, &own)),
+                None => return Err(self.table.unknown(self.route, prefix, &own)),
             }
         }
         Ok(Self {
+            table: self.table,
             route: self.route,
             prefix,
             values,
@@ -297,6 +305,7 @@ pub(super) fn as_whole(value: &Value) -> Option<i64> {
 
 /// Visitor that reads the fields of a body and checks them against the table of known fields.
 struct Reader<'a> {
+    table: &'static FieldTable,
     route: Route,
     /// Error about a refused field, which replaces the error of serde.
     failure: &'a mut Option<Failure>,
@@ -320,21 +329,21 @@ impl<'de> Visitor<'de> for Reader<'_> {
         let mut values = BTreeMap::new();
         while let Some(name) = map.next_key::<String>()? {
             let top_level = (!name.contains('.')).then_some(name.as_str());
-            let Some(known) = top_level.and_then(field) else {
+            let Some(known) = top_level.and_then(|name| self.table.get(name)) else {
                 match map.next_value::<Option<IgnoredAny>>()? {
                     None => continue,
                     Some(_) => {
-                        let failure = unknown(self.route, "", &name);
+                        let failure = self.table.unknown(self.route, "", &name);
                         return Err(self.refuse(failure));
                     }
                 }
             };
             if known.is_computed(self.route) {
-                let value = match ORDERED.contains(&known.name) {
+                let value = match ORDERED.contains(&known.name.as_str()) {
                     true => map.next_value::<IgnoredAny>().map(|_| Value::Bool(true))?,
                     false => map.next_value()?,
                 };
-                if values.insert(known.name, value).is_some() {
+                if values.insert(known.name.as_str(), value).is_some() {
                     return Err(A::Error::custom(format_args!(
                         "the field `{name}` is given twice"
                     )));

@@ -199,7 +199,7 @@ impl Route {
         }
     }
 
-    /// Returns the request field, with its value, that makes the route truncate inputs; `None` if there is no such field.
+    /// Returns the JSON of the request field and the value that make the route truncate inputs; `None` if the route has no such field.
     pub(super) fn truncation(self) -> Option<&'static str> {
         match self {
             Self::EmbedV2 => Some(r#""truncate": "END""#),

@@ -61,8 +61,8 @@ struct Signals {
     term: Signal,
     int: Signal,
     hangup: Signal,
-    /// SIGXFSZ, which a write beyond the process's file size limit raises. With a handler, the write fails; without one, the process is
-    /// killed.
+    /// Handler of SIGXFSZ, which the kernel sends when a write exceeds the file size limit of the process. With a handler, the write fails;
+    /// without one, the process is killed.
     _file_size: Signal,
 }
 
@@ -453,7 +453,7 @@ async fn serve(app: Arc<App>, stream: TcpStream, stopped: watch::Receiver<bool>)
 
 impl App {
     /// Handles an HTTP request. The response contains `Connection: close` if the server is about to stop, if the `Host` header is invalid,
-    /// or if the client still sends a body that is not read.
+    /// or if the handler left a part of the request body unread.
     async fn received(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
         let is_left = Arc::new(AtomicBool::new(false));
         let checked = host::check(&request);
@@ -487,7 +487,7 @@ impl App {
         })
     }
 
-    /// Reloads as soon as no other reload runs, and logs an error.
+    /// Reloads as soon as no other reload runs. Logs an error if the reload fails.
     fn reload_in_turn(&self) {
         loop {
             self.reload_waits.store(false, Ordering::Release);

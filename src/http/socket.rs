@@ -151,7 +151,7 @@ impl Watch {
     }
 
     /// Completes when the client of the current request has disconnected. If the client has closed its sending half and `takes_interim` is
-    /// set, the connection is probed with an interim response. HTTP/1.0 has no interim responses.
+    /// set, the connection is probed with an interim response. `takes_interim` must be false for HTTP/1.0, which has no interim responses.
     pub fn poll_gone(&mut self, context: &mut Context<'_>, takes_interim: bool) -> Poll<()> {
         let stream = &self.shared.stream;
         if !self.has_ended {

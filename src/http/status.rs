@@ -11,7 +11,10 @@ use hyper::{
 };
 use serde_json::{Value, json};
 
-use super::{App, Body, json, of_type};
+use super::{
+    App, Body, json, of_type,
+    schema::{RouteDoc, list, number, object, or_null, text, whole, yes_or_no},
+};
 use crate::serve::{Histogram, Model};
 
 /// Returns the status page. It is a single file without external resources.
@@ -28,6 +31,14 @@ pub(super) fn page() -> Response<Body> {
         .headers_mut()
         .insert(CONTENT_SECURITY_POLICY, policy);
     response
+}
+
+pub(super) fn page_doc() -> RouteDoc {
+    RouteDoc {
+        summary: "The status page",
+        body: None,
+        answers: vec![("text/html", text())],
+    }
 }
 
 /// Returns counts since the start of the server as JSON. The status page computes rates from them.
@@ -49,6 +60,33 @@ pub(super) fn counts(app: &App) -> Response<Body> {
         "models": models,
     });
     json(StatusCode::OK, &counts)
+}
+
+pub(super) fn counts_doc() -> RouteDoc {
+    RouteDoc::get(
+        "Data of the status page, counted since the start",
+        object(
+            &[
+                "version",
+                "ready",
+                "uptime_seconds",
+                "answers",
+                "seconds",
+                "models",
+            ],
+            json!({
+                "version": text(), "ready": yes_or_no(), "uptime_seconds": number(),
+                "answers": {"type": "object", "additionalProperties": whole(0)},
+                "seconds": object(&["ends", "below", "count", "sum"], json!({
+                    "ends": list(number()), "below": list(whole(0)), "count": whole(0), "sum": number(),
+                })),
+                "models": list(object(&["name", "does", "device", "dtype"], json!({
+                    "name": text(), "does": text(), "device": text(), "dtype": text(),
+                    "full_batch": or_null(whole(1)),
+                }))),
+            }),
+        ),
+    )
 }
 
 fn of_model(model: &Model) -> Value {

@@ -1,9 +1,8 @@
-//! Routes of text-embeddings-inference (TEI).
+//! Routes of text-embeddings-inference (TEI) for embeddings and scores.
 
-use std::{ops::ControlFlow, sync::Arc};
+use std::sync::Arc;
 
 use hyper::{Response, StatusCode, header::HeaderValue};
-use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
@@ -11,14 +10,16 @@ use super::{
     embeddings::{PROMPTS, computed, cut, inputs, normalize, shortened, with_prompt},
     error::Failure,
     fields::kind,
-    json, of_type, on_thread,
+    json,
     ranking::ranked,
     request::Fields,
+    schema::{
+        RouteDoc, direction, flag, list, named, number, object, or_null, some_text, text, whole,
+    },
     vectors::{Weight, weights},
 };
 use crate::serve::{
     Answer, ClassScore, Kind, Model, Models, OutputKind, ServeError, Submit, Text, TextRole,
-    TextToken,
 };
 
 /// Handles `POST /`, the base address of a TEI server. Forwards the request to the TEI route that fits the model and the body.
@@ -51,6 +52,16 @@ pub(super) async fn base(
     Box::pin(app.of_body(route, fields.narrowed(route)?, submit, false)).await
 }
 
+pub(super) fn base_doc() -> RouteDoc {
+    let routes = [embed_doc(), predict_doc(), rerank_doc(), similarity_doc()];
+    let bodies: Vec<Value> = routes.into_iter().filter_map(|doc| doc.body).collect();
+    RouteDoc::post(
+        "The TEI route that fits the model and the body",
+        json!({"anyOf": bodies}),
+        list(json!({})),
+    )
+}
+
 pub(super) async fn embed(
     app: &RequestContext<'_>,
     mut fields: Fields,
@@ -77,9 +88,23 @@ pub(super) async fn embed(
     Ok(with_tokens(json(StatusCode::OK, &rows), tokens))
 }
 
+pub(super) fn embed_doc() -> RouteDoc {
+    RouteDoc::post(
+        "Embeds texts (TEI)",
+        body(
+            &["inputs"],
+            json!({
+                "inputs": named("Input"), "normalize": flag(), "dimensions": or_null(whole(1)),
+                "prompt_name": or_null(text()), "prompt": or_null(text()),
+            }),
+        ),
+        list(list(number())),
+    )
+}
+
 /// If the model is a sentence-transformers Router with a route for the task `prompt_name`, returns the model of this route. Otherwise,
 /// returns the model itself.
-fn routed(
+pub(super) fn routed(
     app: &RequestContext<'_>,
     fields: &Fields,
     model: Result<Arc<Model>, ServeError>,
@@ -144,6 +169,14 @@ pub(super) async fn embed_all(
     Ok(with_tokens(json(StatusCode::OK, &rows), tokens))
 }
 
+pub(super) fn embed_all_doc() -> RouteDoc {
+    RouteDoc::post(
+        "Vectors of all tokens (TEI)",
+        texts_body(),
+        list(list(list(number()))),
+    )
+}
+
 /// For each text, returns the vocabulary entries whose weights are not 0, with these weights.
 pub(super) async fn embed_sparse(
     app: &RequestContext<'_>,
@@ -160,6 +193,17 @@ pub(super) async fn embed_sparse(
     let row = |answer: &Answer| weights(&answer.entries, &answer.values);
     let rows: Vec<Vec<Weight>> = answers.iter().map(row).collect();
     Ok(with_tokens(json(StatusCode::OK, &rows), tokens))
+}
+
+pub(super) fn embed_sparse_doc() -> RouteDoc {
+    RouteDoc::post(
+        "Sparse embeddings, as of SPLADE and BGE-M3 (TEI)",
+        texts_body(),
+        list(list(object(
+            &["index", "value"],
+            json!({"index": whole(0), "value": number()}),
+        ))),
+    )
 }
 
 /// Returns the cosine similarities between a text and each of several other texts.
@@ -206,149 +250,25 @@ pub(super) async fn similarity(
     Ok(with_tokens(json(StatusCode::OK, &cosines), tokens))
 }
 
-/// Returns the tokens of texts. Works with any kind of model.
-pub(super) async fn tokenize(app: &RequestContext<'_>, mut fields: Fields) -> HandlerResult {
-    let model = app.models.named(fields.text("model")?.as_deref(), |_| true);
-    let model = app.asks(routed(app, &fields, model))?;
-    let adds_special = fields.flag("add_special_tokens")?.unwrap_or(true);
-    let prompt = match (fields.text("prompt_name")?, fields.text("prompt")?) {
-        (Some(_), Some(_)) => {
-            let problem = "`prompt_name` and `prompt` both give a prompt; send one of them";
-            return Err(Failure::invalid("prompt", problem.to_owned()));
-        }
-        (Some(name), None) => match model.prompt_text("prompt_name", &name) {
-            Ok(text) => text.to_owned(),
-            Err(_) if model.encoder().folder().is_route_for(&name) => String::new(),
-            Err(error) => return Err(error.into()),
-        },
-        (None, Some(text)) => text,
-        // The routes for embeddings put the default prompt before the text, too.
-        (None, None) => model.default_prompt()?.to_owned(),
-    };
-    let texts: Vec<String> = inputs("inputs", &fields.value("inputs"))?
-        .into_iter()
-        .map(|input| match input {
-            Text::One(text) => Ok(format!("{prompt}{text}")),
-            Text::Prompted(..) | Text::Pair(..) | Text::Ids(_) | Text::Encoded(_) => {
-                let problem = "`inputs` has token ids; expected a text or a list of texts";
-                Err(Failure::invalid("inputs", problem.to_owned()))
-            }
-        })
-        .collect::<Result<_, _>>()?;
-    let bytes: usize = texts.iter().map(String::len).sum();
-    // Reserve memory for the response. A token of a few letters becomes a JSON object of about 60 bytes. If the response grows beyond the
-    // reservation, further memory is charged.
-    let reserved = TOKEN_LETTER * bytes as u64;
-    app.share().reserve(reserved).await?;
-    let share = Arc::clone(app.share());
-    let rows = on_thread(move || {
-        let mut body = b"[".to_vec();
-        // When a vector grows, it is copied to a buffer of twice the size. Use two thirds of the reservation for the new buffer, and leave
-        // one third for the old buffer.
-        let mut charged = reserved as usize / 3 * 2;
-        for (at, text) in texts.iter().enumerate() {
-            body.extend_from_slice(if at > 0 { b",[" } else { b"[" });
-            let mut is_first = true;
-            let stopped = model.encoder().for_each_token(text, adds_special, |token| {
-                if !std::mem::take(&mut is_first) {
-                    body.push(b',');
-                }
-                // Writing to memory cannot fail, and a token always serializes.
-                let _ = serde_json::to_writer(&mut body, &Token::of(token));
-                match body.len() > charged + ANSWER_STEP {
-                    true => {
-                        let grown = (body.len() - charged) as u64;
-                        charged = body.len();
-                        match share.add(grown + grown / 2) {
-                            Ok(()) => ControlFlow::Continue(()),
-                            Err(error) => ControlFlow::Break(error),
-                        }
-                    }
-                    false => ControlFlow::Continue(()),
-                }
-            });
-            match stopped {
-                Ok(None) => {}
-                Ok(Some(error)) => return Err(Failure::from(error)),
-                Err(error) => return Err(Failure::invalid("inputs", error.to_string())),
-            }
-            body.push(b']');
-        }
-        body.push(b']');
-        Ok(body)
-    });
-    let rows = rows.await??;
-    Ok(of_type(StatusCode::OK, "application/json", rows))
-}
-
-/// Bytes that are reserved for the response per byte of text.
-const TOKEN_LETTER: u64 = 20;
-/// Bytes by which a response may exceed its charged memory before further memory is charged.
-const ANSWER_STEP: usize = 64 << 10;
-/// Estimated bytes for decoding a token, in addition to its text.
-const DECODED_TOKEN: u64 = 100;
-
-/// A token in TEI's format.
-#[derive(Serialize)]
-struct Token {
-    id: u32,
-    text: String,
-    special: bool,
-    start: Option<usize>,
-    stop: Option<usize>,
-}
-
-impl Token {
-    fn of(token: TextToken) -> Self {
-        let (start, stop) = token.span.unzip();
-        Self {
-            id: token.id,
-            text: token.text,
-            special: token.is_special,
-            start,
-            stop,
-        }
-    }
-}
-
-/// Decodes token ids.
-pub(super) async fn decode(app: &RequestContext<'_>, mut fields: Fields) -> HandlerResult {
-    let model = app.models.named(fields.text("model")?.as_deref(), |_| true);
-    let model = app.asks(model)?;
-    let skips_special = fields.flag("skip_special_tokens")?.unwrap_or(true);
-    let all: Vec<Vec<u32>> = inputs("ids", &fields.value("ids"))?
-        .into_iter()
-        .map(|input| match input {
-            Text::Ids(ids) => Ok(ids),
-            Text::Prompted(..) | Text::Pair(..) | Text::One(_) | Text::Encoded(_) => {
-                let problem = "`ids` has texts; expected token ids or a list of lists of them";
-                Err(Failure::invalid("ids", problem.to_owned()))
-            }
-        })
-        .collect::<Result<_, _>>()?;
-    let (bytes, all) = {
-        let model = Arc::clone(&model);
-        on_thread(move || {
-            let each = all.iter();
-            let bytes = each.map(|ids| {
-                // Memory for three copies of the text: the text itself, the response, and the texts of the single tokens.
-                3 * model.encoder().max_text_bytes(ids) + DECODED_TOKEN * ids.len() as u64
-            });
-            (bytes.sum(), all)
-        })
-        .await?
-    };
-    app.share().reserve(bytes).await?;
-    let texts = on_thread(move || {
-        let mut texts = Vec::with_capacity(all.len());
-        for ids in &all {
-            let text = model.decode(ids, skips_special);
-            texts.push(text.map_err(|problem| Failure::invalid("ids", problem))?);
-        }
-        Ok::<Vec<String>, Failure>(texts)
-    });
-    let texts = texts.await??;
-    Ok(json(StatusCode::OK, &texts))
+pub(super) fn similarity_doc() -> RouteDoc {
+    RouteDoc::post(
+        "Cosine similarities of a text with others (TEI)",
+        object(
+            &["inputs"],
+            json!({
+                "model": or_null(text()),
+                "inputs": object(&["source_sentence", "sentences"], json!({
+                    "source_sentence": some_text(),
+                    "sentences": {"type": "array", "items": some_text(), "minItems": 1},
+                })),
+                "parameters": or_null(object(&[], json!({
+                    "truncate": flag(), "prompt_name": or_null(text()), "prompt": or_null(text()),
+                    "truncation_direction": direction(), "dimensions": or_null(whole(1)),
+                }))),
+            }),
+        ),
+        list(number()),
+    )
 }
 
 /// Parses `inputs` of `/predict`: a text, `[query, document]`, or a list whose items are lists of one or two texts. The returned flag is
@@ -424,6 +344,25 @@ pub(super) async fn predict(
     Ok(with_tokens(response, tokens))
 }
 
+pub(super) fn predict_doc() -> RouteDoc {
+    RouteDoc::post(
+        "Scores texts or pairs by label (TEI)",
+        body(
+            &["inputs"],
+            json!({
+                "inputs": {"anyOf": [
+                    some_text(),
+                    {"type": "array", "items": some_text(), "minItems": 1, "maxItems": 2},
+                    {"type": "array", "minItems": 1, "items":
+                        {"type": "array", "items": some_text(), "minItems": 1, "maxItems": 2}},
+                ]},
+                "raw_scores": flag(),
+            }),
+        ),
+        json!({"anyOf": [list(named("Label")), list(list(named("Label")))]}),
+    )
+}
+
 /// Ranks texts by a query. The score is the sigmoid of the logit, as in TEI, whatever the model's folder specifies; with `raw_scores`, it
 /// is the logit. Scores of late interaction are returned as they are, because there is no logit.
 pub(super) async fn rerank(
@@ -455,6 +394,23 @@ pub(super) async fn rerank(
     Ok(with_tokens(json(StatusCode::OK, &ranks), tokens))
 }
 
+pub(super) fn rerank_doc() -> RouteDoc {
+    RouteDoc::post(
+        "Ranks texts by a query (TEI)",
+        body(
+            &["query", "texts"],
+            json!({
+                "query": text(), "texts": {"type": "array", "items": text(), "minItems": 1},
+                "return_text": flag(), "raw_scores": flag(),
+            }),
+        ),
+        list(object(
+            &["index", "score"],
+            json!({"index": whole(0), "score": number(), "text": text()}),
+        )),
+    )
+}
+
 pub(super) fn info(models: &Models) -> HandlerResult {
     let all = models.all();
     let Some(model) = all.first() else {
@@ -476,4 +432,34 @@ pub(super) fn info(models: &Models) -> HandlerResult {
         "max_input_length": longest, "version": env!("CARGO_PKG_VERSION"), "device": model.device,
     });
     Ok(json(StatusCode::OK, &info))
+}
+
+pub(super) fn info_doc() -> RouteDoc {
+    RouteDoc::get(
+        "The first model (TEI)",
+        object(
+            &["model_id", "model_dtype", "model_type", "version"],
+            json!({
+                "model_id": text(), "model_dtype": text(), "model_type": {"type": "object"},
+                "max_input_length": or_null(whole(0)), "version": text(), "device": text(),
+            }),
+        ),
+    )
+}
+
+/// Returns the schema of a body with the fields in `own`, and with the fields that all of TEI's routes for texts have: the model, and the
+/// options for truncation.
+fn body(required: &[&str], mut own: Value) -> Value {
+    own["model"] = or_null(text());
+    own["truncate"] = flag();
+    own["truncation_direction"] = direction();
+    object(required, own)
+}
+
+/// Returns the schema of a body with texts, for routes that compute vectors.
+fn texts_body() -> Value {
+    body(
+        &["inputs"],
+        json!({"inputs": named("Input"), "prompt_name": or_null(text()), "prompt": or_null(text())}),
+    )
 }

@@ -26,8 +26,8 @@ const MAX_DISCARDED: usize = 64 << 20;
 /// Max time for which the client may pause while its body is discarded.
 const MAX_PAUSE: Duration = Duration::from_secs(2);
 
-/// Request body. The part that a handler leaves unread is read and discarded while the response is sent, up to a limit on bytes and on
-/// time. Otherwise, a client that is still sending when the connection closes would get an error instead of the response.
+/// Request body. If a handler drops it before its end, the rest is received and discarded while the response is sent, up to a limit on
+/// bytes and on time. Otherwise, a client that is still sending when the connection closes would get an error instead of the response.
 pub(super) struct Upload {
     body: Option<Incoming>,
     is_read: bool,
@@ -38,7 +38,8 @@ pub(super) struct Upload {
 }
 
 impl Upload {
-    /// Wraps the body of a request. If a part of the body is left unread, sets `is_left`, and discards that part for at most `max_time`.
+    /// Wraps the body of a request. If the body is dropped before its end, sets `is_left`, and receives and discards the rest for at most
+    /// `max_time`.
     pub fn wrap(
         request: Request<Incoming>,
         max_time: Duration,

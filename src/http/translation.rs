@@ -12,9 +12,13 @@ use super::{
     App, HandlerResult, RequestContext,
     error::Failure,
     fields::{kind, shown},
-    generation::{Done, End, Events, add_event, reason, streamed, usage, whole},
+    generation::{
+        Done, End, Events, add_event, finished, reason, stream_options_schema, streamed,
+        streamed_doc, usage,
+    },
     json, on_thread,
     request::Fields,
+    schema::{RouteDoc, flag, list, object, or_null, text, whole},
 };
 use crate::{
     search::Beams,
@@ -174,7 +178,7 @@ pub(super) async fn translate(
     let tokens: usize = each
         .map(|(ids, params)| ids.len() + params.prefix.len())
         .sum();
-    // The ids, of 4 bytes each, are stored twice: in the queue and in the generator.
+    // Each token id has 4 bytes and is stored twice: in the queue and in the generator.
     share.reserve(8 * tokens as u64).await?;
     let mut all = Vec::with_capacity(n);
     for (at, source) in sources.into_iter().enumerate() {
@@ -188,7 +192,7 @@ pub(super) async fn translate(
         return streamed(head, all).await;
     }
     let is_blank: Vec<bool> = all.iter().map(Option::is_none).collect();
-    let mut written = whole(all.into_iter().flatten().collect(), share)
+    let mut written = finished(all.into_iter().flatten().collect(), share)
         .await?
         .into_iter();
     let done = is_blank.into_iter().map(|is_blank| match is_blank {
@@ -209,6 +213,33 @@ pub(super) async fn translate(
         "translations": translations, "usage": usage(used.0, used.1),
     });
     Ok(json(StatusCode::OK, &answer))
+}
+
+pub(super) fn translate_doc() -> RouteDoc {
+    let count = || or_null(json!({"type": "integer", "minimum": 1, "maximum": 256}));
+    let tokens = list(text());
+    let properties = json!({
+        "model": or_null(text()),
+        "text": {"anyOf": [text(), {"type": "array", "minItems": 1, "items": text()}]},
+        "source_lang": or_null(text()),
+        "target_lang": or_null(text()),
+        "target_prefix": {"anyOf": [
+            {"type": ["string", "null"]},
+            list(json!({"anyOf": [{"type": ["string", "null"]}, tokens]})),
+        ]},
+        "num_beams": count(),
+        "num_hypotheses": count(),
+        "n": count(),
+        "length_penalty": or_null(json!({"type": "number", "minimum": -100, "maximum": 100})),
+        "max_tokens": or_null(whole(1)),
+        "stream": flag(),
+        "stream_options": stream_options_schema(),
+    });
+    streamed_doc(
+        "Translates texts",
+        object(&["text"], properties),
+        "Translations",
+    )
 }
 
 /// Returns the JSON of a translation, or of a part of a translation if `end` is `None`.

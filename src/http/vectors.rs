@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(of(ValueType::Int8, false), Values::Signed(signed));
         let unsigned = vec![192, 1, 129, 128, 115, 153, 166, 77, 141];
         assert_eq!(of(ValueType::Uint8, false), Values::Unsigned(unsigned));
-        // `numpy.packbits(vector > 0)`.
+        // The expected bits are the result of `numpy.packbits(vector > 0)`.
         let bits = Values::Unsigned(vec![0b1010_0110, 0b1000_0000]);
         assert_eq!(of(ValueType::Ubinary, false), bits);
         assert_eq!(of(ValueType::Binary, false), Values::Signed(vec![38, 0]));

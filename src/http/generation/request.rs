@@ -15,7 +15,7 @@ pub(super) struct GenerationRequest {
     pub model: Option<String>,
     pub prompt: Value,
     pub messages: Option<Vec<ChatMessage>>,
-    /// Max number of new tokens; -1 for all positions of the model that are left.
+    /// Max number of new tokens; -1 allows all remaining positions of the model.
     max_tokens: Option<i64>,
     temperature: Option<f32>,
     top_p: Option<f32>,
@@ -51,12 +51,12 @@ pub(super) struct ChatMessage {
     others: Json,
 }
 
-/// Max frequency or presence penalty, and max bias of a logit, as in OpenAI's API.
+/// Max magnitude of the frequency and presence penalties (`MAX_PENALTY`) and of a logit's bias (`MAX_BIAS`), as in OpenAI's API.
 const MAX_PENALTY: f32 = 2.0;
 const MAX_BIAS: f64 = 100.0;
 /// Default of `max_tokens` for completions, as in OpenAI's API.
 const DEFAULT_TOKENS: usize = 16;
-/// Max number of texts per prompt, and of alternatives per token, as in OpenAI's API.
+/// Max number of texts for each prompt (`MAX_TEXTS`) and of alternative tokens for each token (`MAX_ALTERNATIVES`), as in OpenAI's API.
 const MAX_TEXTS: i64 = 128;
 const MAX_ALTERNATIVES: i64 = 20;
 const MAX_STOPS: usize = 16;

@@ -38,12 +38,12 @@ pub(in crate::http) trait Events: Send {
     /// Writes the event with the numbers of prompt tokens and of generated tokens, if the request asks for it.
     fn usage(&self, to: &mut Vec<u8>, used: (usize, usize));
 
-    /// Returns whether each text has its own prompt.
+    /// Returns whether each text has its own prompt. Otherwise, all texts have the same prompt, and its tokens are counted once.
     fn has_own_prompts(&self) -> bool;
 }
 
 /// Streams texts as server-sent events. Waits for the first piece of text before it responds, so that an invalid request gets an error
-/// status. `all` has an entry for each text. The entry is `None` if the text is empty, so that nothing is generated.
+/// status. `all` has an entry for each text. If the entry is `None`, the text is empty, and nothing is generated for it.
 pub(in crate::http) async fn streamed(
     events: impl Events + 'static,
     mut all: Vec<Option<TokenStream>>,

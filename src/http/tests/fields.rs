@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use super::{
     super::{
         Bodies, Body, Origin, Route,
-        fields::{Elsewhere, FIELDS},
+        dispatch::field_table,
+        fields::{ELSEWHERE, Elsewhere},
         request::Fields,
         route::Style,
     },
@@ -18,7 +19,7 @@ use crate::serve::{Models, Tool};
 /// Returns the message and the parameter of the error for a body; `None` if the table accepts the
 /// body.
 fn refusal(route: Route, body: &Value) -> Option<(String, Value)> {
-    let failure = Fields::read(route, body.to_string().into_bytes()).err()?;
+    let failure = Fields::read(field_table(), route, body.to_string().into_bytes()).err()?;
     let Body::Whole(Some(bytes)) = failure.response(Style::OpenAi).into_body() else {
         panic!("an error has a body")
     };
@@ -36,13 +37,12 @@ fn body_routes() -> impl Iterator<Item = Route> {
 
 #[test]
 fn each_field_of_the_table_is_computed_or_ignored_or_refused() {
-    let mut names: Vec<&str> = FIELDS.iter().map(|field| field.name).collect();
+    let mut names: Vec<&str> = ELSEWHERE.iter().map(|(name, _)| *name).collect();
     names.sort_unstable();
-    let n = names.len();
-    names.dedup();
-    assert_eq!(names.len(), n, "a field is in the table twice");
-    for field in FIELDS.iter().filter(|field| !field.name.contains('.')) {
-        let name = field.name;
+    assert!(names.is_sorted_by(|a, b| a < b), "a field is listed twice");
+    let fields = field_table().all();
+    for field in fields.filter(|field| !field.name.contains('.')) {
+        let name = field.name.as_str();
         for route in body_routes().filter(|&route| !field.is_computed(route)) {
             for value in field.neutral().into_iter().chain([Value::Null]) {
                 assert_eq!(refusal(route, &json!({name: value})), None, "{name}");
@@ -58,7 +58,7 @@ fn each_field_of_the_table_is_computed_or_ignored_or_refused() {
             }
         }
     }
-    // A number equal to a neutral value is neutral in any notation. A value of another type is not.
+    // A number that equals a neutral value is accepted in any notation. A value of another type is refused.
     let chat = Route::ChatCompletions;
     assert_eq!(refusal(chat, &json!({"repeat_penalty": 1.0})), None);
     assert!(refusal(chat, &json!({"mirostat": false})).is_some());
@@ -101,7 +101,7 @@ fn refused_and_unknown_fields_are_named() {
     });
     insta::assert_snapshot!(shown.join("\n"));
     let body = br#"{"input": "x", "input": "y"}"#;
-    let twice = Fields::read(Route::Embeddings, body.to_vec());
+    let twice = Fields::read(field_table(), Route::Embeddings, body.to_vec());
     let told = format!("{:?}", twice.err());
     assert!(told.contains("the field `input` is given twice"), "{told}");
 }
@@ -109,7 +109,7 @@ fn refused_and_unknown_fields_are_named() {
 #[test]
 fn objects_for_chat_templates_keep_the_order_of_their_keys() {
     let body = br#"{"tools": [{"zebra": 1, "type": 2, "apple": {"yak": 1, "xor": 2}}], "n": 1}"#;
-    let mut fields = Fields::read(Route::ChatCompletions, body.to_vec()).unwrap();
+    let mut fields = Fields::read(field_table(), Route::ChatCompletions, body.to_vec()).unwrap();
     let tools = fields.parsed::<Vec<Tool>>("tools").unwrap();
     let shown = format!("{tools:?}");
     let places = ["zebra", "type", "apple", "yak", "xor"].map(|key| shown.find(key));
@@ -163,29 +163,30 @@ fn each_computed_field_is_read_and_an_invalid_value_is_an_error_that_names_it() 
         // The chat route fails because the model has no chat template.
         let is_missing = route == Route::ChatCompletions;
         assert!(status == 200 || is_missing, "{route:?} {text}");
-        for field in FIELDS.iter().filter(|field| field.is_computed(route)) {
+        for field in field_table().all().filter(|field| field.is_computed(route)) {
             let mut body = sound(route);
-            let nested = field.name.split_once('.');
-            let absurd = match field.name {
+            let name = field.name.as_str();
+            let nested = name.split_once('.');
+            let absurd = match name {
                 // Any object is valid.
                 "chat_template_kwargs" => json!(["absurd"]),
                 _ => json!({"absurd": 1}),
             };
             match nested {
-                None => body[field.name] = absurd,
+                None => body[name] = absurd,
                 Some((object, own)) => body[object][own] = absurd,
             }
             let (status, text) = told(route, &body);
-            let name = nested.map_or(field.name, |(_, own)| own);
+            let own = nested.map_or(name, |(_, own)| own);
             assert!([400, 422].contains(&status), "{route:?} {body} {text}");
             assert!(
-                text.contains(name) || text.contains("absurd"),
+                text.contains(own) || text.contains("absurd"),
                 "{route:?} {text}"
             );
             // For a field that is not required, null has the same effect as a missing field.
-            let needed = sound(route).get(field.name).is_some();
+            let needed = sound(route).get(name).is_some();
             if nested.is_none() && !needed && !is_missing {
-                body[field.name] = Value::Null;
+                body[name] = Value::Null;
                 let (status, text) = told(route, &body);
                 assert_eq!(status, 200, "{route:?} {body} {text}");
             }
@@ -202,23 +203,25 @@ fn table() -> String {
     let mut routes: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     let mut neutral: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     let mut ignored = Vec::new();
-    for field in FIELDS {
-        if !field.routes.is_empty() {
-            let all: Vec<&str> = field.routes.iter().map(|route| route.name()).collect();
+    for field in field_table().all() {
+        let name = field.name.as_str();
+        let all: Vec<&str> = field.routes().map(Route::name).collect();
+        let is_computed = !all.is_empty();
+        if is_computed {
             let all = match all.len() == body_routes().count() - 1 {
                 true => "all".to_owned(),
                 false => code(&all),
             };
-            routes.entry(all).or_default().push(field.name);
+            routes.entry(all).or_default().push(name);
         }
         match field.elsewhere {
-            Elsewhere::Ignored => ignored.push(field.name),
-            Elsewhere::Refused("[]") if !field.routes.is_empty() => {}
+            Elsewhere::Ignored => ignored.push(name),
+            Elsewhere::Refused("[]") if is_computed => {}
             Elsewhere::Refused(_) => {
                 let values = field.neutral().into_iter().chain([Value::Null]);
                 let values: Vec<String> = values.map(|value| value.to_string()).collect();
                 let values: Vec<&str> = values.iter().map(String::as_str).collect();
-                neutral.entry(code(&values)).or_default().push(field.name);
+                neutral.entry(code(&values)).or_default().push(name);
             }
         }
     }

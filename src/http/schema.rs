@@ -1,8 +1,45 @@
-//! Schemas shared by several routes.
+//! Documentation of a route, and the JSON schemas that several routes share.
 
 use serde_json::{Value, json};
 
-use super::super::vectors::TYPES;
+use super::vectors::TYPES;
+
+/// Documentation of a route for the OpenAPI document.
+///
+/// Schemas are written by hand, because most bodies are unions (a text, a list, ids) that a derive macro cannot express.
+pub(super) struct RouteDoc {
+    pub summary: &'static str,
+    /// Schema of the request body, if there is one. Its properties are the fields that the route supports
+    /// ([`FieldTable`](super::fields::FieldTable)).
+    pub body: Option<Value>,
+    /// Media types of successful responses, with the schemas of their bodies.
+    pub answers: Vec<(&'static str, Value)>,
+}
+
+impl RouteDoc {
+    /// Returns the documentation of a route that has a request body and responds with JSON.
+    pub fn post(summary: &'static str, body: Value, answer: Value) -> Self {
+        Self {
+            body: Some(body),
+            ..Self::get(summary, answer)
+        }
+    }
+
+    /// Returns the documentation of a route without a request body that responds with JSON.
+    pub fn get(summary: &'static str, answer: Value) -> Self {
+        Self {
+            summary,
+            body: None,
+            answers: vec![("application/json", answer)],
+        }
+    }
+
+    /// Adds a further media type of responses.
+    pub fn or(mut self, media_type: &'static str, schema: Value) -> Self {
+        self.answers.push((media_type, schema));
+        self
+    }
+}
 
 pub(super) fn named(schema: &str) -> Value {
     json!({"$ref": format!("#/components/schemas/{schema}")})
@@ -45,16 +82,12 @@ pub(super) fn or_null(mut schema: Value) -> Value {
     json!({"anyOf": [schema, {"type": "null"}]})
 }
 
-pub(super) fn json_answer(schema: Value) -> Vec<(&'static str, Value)> {
-    vec![("application/json", schema)]
-}
-
-/// Returns a schema that accepts only the given values. The routes refuse any other value, because it would change the response.
+/// Returns a schema that accepts only the given values. In a request, the routes refuse any other value.
 pub(super) fn only(values: Value) -> Value {
     json!({"enum": values})
 }
 
-/// Returns the schema of the type of an embedding's values.
+/// Returns the schema of a field that selects the type of the values in embeddings. If `is_optional`, the field may be null.
 pub(super) fn value_type(is_optional: bool) -> Value {
     let null = is_optional.then_some(Value::Null);
     let names = TYPES.iter().map(|(name, _)| json!(name));
@@ -65,26 +98,8 @@ pub(super) fn direction() -> Value {
     only(json!([null, "Left", "Right", "left", "right"]))
 }
 
-/// Returns the schema of a number of new tokens, or of -1, which allows as many tokens as there are positions left.
-pub(super) fn max_tokens() -> Value {
-    json!({"type": ["integer", "null"], "minimum": -1, "not": {"const": 0}})
-}
-
 pub(super) fn flag() -> Value {
     or_null(yes_or_no())
-}
-
-/// Returns the schema of an object with the fields `own` and the fields that all of TEI's routes have, which select the model and truncate
-/// inputs.
-pub(super) fn tei(required: &[&str], mut own: Value) -> Value {
-    own["model"] = or_null(text());
-    own["truncate"] = flag();
-    own["truncation_direction"] = direction();
-    object(required, own)
-}
-
-pub(super) fn state() -> Value {
-    object(&["status"], json!({"status": text()}))
 }
 
 /// Returns the schemas that [`named`] refers to.
