@@ -6,10 +6,10 @@ FETCHED := .gemmule/.fetched
 # Clients that the server is tested with.
 CLIENTS := .gemmule/clients
 CLIENTS_STAMP := $(CLIENTS)/.installed
-# Environment that builds and tests the Python package.
+# Virtual environment for building and testing the Python package.
 PACKAGE := .gemmule/python
 PACKAGE_STAMP := $(PACKAGE)/.installed
-# Environment that builds wheels for other machines.
+# Virtual environment for building wheels for other machines.
 WHEELS := .gemmule/wheels
 WHEELS_STAMP := $(WHEELS)/.installed
 # Packages are pinned with the hashes of their wheels.
@@ -41,7 +41,7 @@ $(STAMP): Makefile scripts/requirements.txt
 	$(VENV)/bin/python $(PIP) -r scripts/requirements.txt
 	touch $@
 
-# Dependencies of all targets, which the check of licences reads.
+# Downloads the dependencies for all targets. The licence check reads them.
 $(FETCHED): Cargo.lock
 	mkdir -p $(@D)
 	cargo fetch --locked
@@ -71,7 +71,8 @@ serve: $(STAMP)
 	cargo build --release --locked --bin gemmule
 	target/release/gemmule serve --weights "$(CHECKPOINT)" --name all-MiniLM-L6-v2 --port $(PORT)
 
-# The packages of the clients are installed while the lints run. This does not use `--jobs`, because cargo would join make's job server.
+# The clients' packages are installed in the background while the lints run. The recipe does not use `--jobs`, because cargo would then
+# join make's job server.
 test: $(STAMP)
 	@$(MAKE) --no-print-directory $(CLIENTS_STAMP) & clients=$$!; \
 		$(MAKE) --no-print-directory lint; lint=$$?; wait $$clients && exit $$lint
@@ -111,7 +112,8 @@ $(WHEELS_STAMP): Makefile python/wheels.txt
 	$(WHEELS)/bin/python $(PIP) -r python/wheels.txt
 	touch $@
 
-# zig links against an older C library than that of the machine. Another target needs its Rust standard library (`rustup target add`).
+# zig links against an older C library than the machine's. If WHEEL_TARGET is not the host, its Rust standard library must be installed
+# (`rustup target add`).
 MANYLINUX ?= manylinux_2_28
 WHEEL_TARGET ?= $(HOST)
 

@@ -77,7 +77,8 @@ fn plans(c: &mut Criterion) {
         });
     }
     c.bench_function("plan/chunks_growing/encoder_87", |b| {
-        // 512 tokens per sequence do not fit in a chunk for 470, despite its headroom. The plan packs the chunk again and adds a new one.
+        // A chunk for 470 tokens per sequence is too small for 512, despite its headroom. The plan arranges the tensors in this chunk
+        // again, and adds a second chunk.
         let (shorter, records) = (encoder(20 * 470), encoder(20 * 512));
         let mut held = ChunkAllocator::default();
         held.plan(&shorter).expect("the records are well formed");

@@ -583,7 +583,8 @@ def st_cls(folder):
     tok = bert_tokenizer()
     sentence(folder, tok, tf.BertModel(bert(tok)), Pooling(HIDDEN, "cls"))
     older(folder, limit=32)  # The oldest form: no prompts, and four pooling keys.
-    # Add settings of truncation and padding. Many published tokenizer.json files contain those of the last call, which have no effect.
+    # Add settings of truncation and padding. Many published tokenizer.json files contain the settings of the tokenizer's last call,
+    # which have no effect.
     tokenizer = read(folder, "tokenizer.json")
     tokenizer["truncation"] = {"direction": "Right", "max_length": 20, "strategy": "LongestFirst", "stride": 0}
     tokenizer["padding"] = {"strategy": {"Fixed": 20}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}

@@ -467,7 +467,7 @@ def decoder(out, name, family, lens_names, vocab=1003, layers=3, more={}, search
             top = torch.stack(o.scores).squeeze(1).topk(2, -1).values
             written[f"{rules_name}.{i}.prompt"] = prompt.numpy().astype(np.int64)
             written[f"{rules_name}.{i}.tokens"] = o.sequences[0, len(prompt):].numpy().astype(np.int64)
-            # Store the min difference between the best and the second best logit of a step.
+            # Store the min over all steps of the difference between the best and the second best logit.
             written[f"{rules_name}.{i}.margin"] = (top[:, 0] - top[:, 1]).min().reshape(1).numpy()
     if not searches:
         save_file(written, os.path.join(out, f"{name}.written.safetensors"))

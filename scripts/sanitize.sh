@@ -1,7 +1,7 @@
 #!/bin/bash
 # Runs the tools of compute-sanitizer on the smallest cases of every kernel in the catalogue, with several processes per GPU. Prints the
-# kernels with findings, and fails if there are any. With --changed, only kernels whose source is not in the ledger are run. With
-# --exemplars, only kernels in snapshots/cuda are run (docs/testing.md).
+# kernels with findings, and fails if there are any. With --changed, only kernels whose source is not in the ledger of GPU runs
+# (snapshots/gpu.ron) are run. With --exemplars, only kernels in snapshots/cuda are run (docs/testing.md).
 #
 #   GEMMULE=target/release/gemmule scripts/sanitize.sh [--changed|--exemplars] [racecheck] [memcheck] …
 #
@@ -19,7 +19,7 @@ export GPUS; GPUS=$(nvidia-smi -L | wc -l)
 # GEMMs with these sizes are so large that racecheck takes seconds for one token.
 vocabularies="n30522_ n50265_ n50257_ n32000_ n128256_ n151936_"
 
-# Prints each exemplar after the max number of tokens of its cases, with the limits that tasks() uses.
+# Prints a line for each exemplar: the max number of tokens of its cases, and its symbol. The limits are the same as in tasks().
 exemplars_by_tokens() {
   local symbol vocabulary most
   for symbol in $exemplars; do
@@ -50,7 +50,7 @@ tasks() {
   local tool number=0 vocabulary part skip=""
   for vocabulary in $vocabularies; do skip="$skip --skip $vocabulary"; done
   for tool in $tools; do
-    # A stream of persistent attention has several tiles only in larger cases.
+    # A persistent CTA of attention computes several tiles, one after another, only in larger cases.
     for part in 1 2; do echo "$((number++)) $tool $only --only _persistent --max-tokens 400 --part $part/2"; done
     for vocabulary in $vocabularies; do
       for part in $(seq 16); do echo "$((number++)) $tool $only --only $vocabulary --max-tokens 1 --part $part/16"; done

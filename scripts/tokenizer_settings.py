@@ -227,7 +227,7 @@ def main(out):
             cases.append({"changes": changes} | {"results": results(folder)})
         base.write(kept, folder, "tokenizer_config.json")
         foreign = with_foreign_parts(folder)
-        # Replace results that equal those of the first case by a word, to keep the file small.
+        # To keep the file small, replace the results of a case by a word if they equal the results of the first case.
         for case in cases[1:] + foreign:
             if case["results"] == cases[0]["results"]:
                 case["results"] = "unchanged"

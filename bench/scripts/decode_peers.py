@@ -111,7 +111,7 @@ class Torch:
         if self.is_translator:
             self.encoder = Stack(of, False, False).to(args.device, DTYPE).eval()
             self.of_source, self.memory = self.encoder.cache(batch, n), self.net.cache(rows, n)
-            # Computes the keys and values of the encoder's states for all layers in one product.
+            # A single product that computes the keys and values of all cross-attention layers from the encoder's states.
             self.into = nn.Linear(of["width"], of["layers"] * 2 * of["width"]).to(args.device, DTYPE)
         self.ids, self.at = torch.zeros(rows, 1, dtype=torch.long, device=args.device), torch.zeros(1, dtype=torch.long, device=args.device)
         self.scores = torch.zeros(batch, self.beams, device=args.device)
@@ -240,7 +240,7 @@ def measure(task, contender, batch, n, new):
     try:
         call = CONTENDERS[contender](task, batch, n, new)
         row["whole_ms"] = ms_of(call)
-        # The time before the steps. A contender that only runs whole generations generates a single token for this.
+        # The part of the call before the timed steps. For a contender that only runs whole generations, it is a generation of one token.
         before = call.begin if isinstance(call, Torch) else CONTENDERS[contender](task, batch, n, 1)
         steps = new if isinstance(call, Torch) else new - 1
         row["step_ms"] = (row["whole_ms"] - ms_of(before)) / steps

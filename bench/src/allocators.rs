@@ -1,4 +1,4 @@
-//! TurboTransformers, figure 7: a stream of requests of random lengths under each allocator.
+//! Compares memory allocators on a sequence of requests of random lengths, as in figure 7 of TurboTransformers.
 
 use std::{
     path::{Path, PathBuf},
@@ -26,7 +26,7 @@ use crate::{
     requests::Requests,
 };
 
-/// Number of times that memory is planned for every request. The planning time of a request is the median of these times.
+/// Number of passes that plan the memory of every request. The planning time of a request is its median over the passes.
 const PLANNING_PASSES: usize = 5;
 const MIB: f64 = (1u64 << 20) as f64;
 
@@ -72,7 +72,7 @@ struct Measured {
     allocators: Vec<Stream>,
 }
 
-/// Measurements of the stream with one allocator. Each list has one value per request. `footprint`, `newly_allocated`, `released` and
+/// Measurements of all requests with one allocator. Each list has one value per request. `footprint`, `newly_allocated`, `released` and
 /// `held` are in bytes.
 #[derive(Default, Serialize)]
 struct Stream {
@@ -82,7 +82,7 @@ struct Stream {
     released: Vec<u64>,
     held: Vec<u64>,
     planning_us: Vec<f64>,
-    /// Time from token ids to outputs on the host's clock; empty if nothing ran.
+    /// Time of each run from token ids to outputs, measured by the host's clock; empty if nothing ran.
     run_us: Vec<f64>,
     /// Part of `run_us` spent on planning, freeing and allocating.
     memory_us: Vec<f64>,
@@ -194,7 +194,7 @@ impl Args {
     }
 }
 
-/// Plans the requests of the stream [`PLANNING_PASSES`] times. Returns the memory of each request and its median planning time.
+/// Plans the memory of all requests [`PLANNING_PASSES`] times. Returns the memory and the median planning time of each request.
 fn plan(
     program: &Program,
     choice: &AllocatorChoice,
@@ -220,7 +220,7 @@ fn plan(
     Ok(stream)
 }
 
-/// Runs the stream in a session with the allocator `choice`, and adds the times to `stream`.
+/// Runs all requests in a session with the allocator `choice`, and adds the times to `stream`.
 fn run_stream(
     engine: &Engine,
     choice: &AllocatorChoice,

@@ -21,7 +21,7 @@ use crate::{
     subject::Args,
 };
 
-/// Sets of batches of 16 sequences, as in figure 3 of ByteTransformer.
+/// Names of the sets that are timed by default. Each set is a batch of 16 sequences, as in figure 3 of ByteTransformer.
 const SETS: [&str; 4] = ["b16_m128", "b16_m256", "b16_m512", "b16_m1024"];
 
 #[derive(Serialize)]
@@ -60,7 +60,7 @@ struct Part {
 struct Count {
     set: String,
     class: &'static str,
-    /// The number of operations for any batch, as a polynomial in its extents.
+    /// The number of operations for any batch, as a polynomial in the batch's sizes, such as `tokens`.
     symbolic: String,
     /// Operations if all sequences are padded to the length of the longest.
     padded: u64,

@@ -1,5 +1,5 @@
-//! TCB, section 4.2.2: use of the KV cache while sequences of random lengths are generated. Memory is freed either when its sequence ends
-//! or when the whole batch ends.
+//! Measures the use of the KV cache while sequences of random lengths are generated (TCB paper, section 4.2.2; see docs/papers.md). The
+//! memory of a sequence is freed either when the sequence ends or when its whole batch ends.
 
 use std::{collections::VecDeque, path::PathBuf, process::ExitCode};
 

@@ -1,4 +1,4 @@
-//! `gemmule bench encoder`, with a comparison with PyTorch and figures.
+//! `gemmule bench encoder`, extended by a comparison with PyTorch and by charts.
 
 use std::{collections::BTreeMap, path::PathBuf, process::ExitCode};
 
@@ -195,7 +195,8 @@ fn find_peers(args: &Args, engine: &Engine) -> Result<Option<(Peers, serde_json:
     Ok(peers.map(|peers| (peers, config)))
 }
 
-/// Returns the numbers of outputs and inputs of the linear layers that are launched for all tokens of a batch with the lengths of `set`.
+/// Returns the number of outputs and the number of inputs of each linear layer that processes all tokens of a batch. `set` contains the
+/// sequence lengths of the batch.
 fn weights(program: &Program, set: &Set) -> Result<Vec<[u32; 2]>, Report> {
     let batch = Extents::of(&set.lens).into_diagnostic()?;
     let mut all = Vec::new();

@@ -22,8 +22,8 @@ use scale::{floor_125, linear_ticks, log_ticks, number};
 
 /// Maximum value that is drawn. It exceeds any measurement, and sums of such values are finite.
 const MAX_VALUE: f64 = 1e30;
-/// Maximum ratio of the largest value to the lower end of a logarithmic axis, before the end is rounded down. Values below the lower end
-/// are drawn at the lower end.
+/// Maximum ratio of the largest value to the lower end of a logarithmic axis, before this lower end is rounded down. Values below the lower
+/// end are drawn at the lower end.
 const MAX_SPAN: f64 = 1e12;
 
 /// Kind of a [`Figure`].

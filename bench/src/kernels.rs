@@ -179,8 +179,8 @@ impl Args {
     }
 }
 
-/// Returns an error if timings were measured (`found`) on another card or with another version of NVRTC than this machine has (`expected`).
-/// Returns `None` if both match.
+/// Compares the card and the NVRTC version that timings were measured with (`found`) to those of this machine (`expected`). Returns an
+/// error if one of them differs, else `None`.
 fn refusal(found: TimedOn, expected: TimedOn) -> Option<TimingsError> {
     let of_card = TimedOn {
         nvrtc: expected.nvrtc,

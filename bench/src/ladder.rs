@@ -1,8 +1,8 @@
 //! The encoder with passes enabled one after another (ByteTransformer IV.D, figure 13).
 //!
 //! The paper's baseline is its figure 2(a): padded, with the projections of query, key and value merged into one product, cuBLAS, and a
-//! separate kernel for every memory-bound operation. The paper's ladder does not name all of our passes. The passes that it does not name
-//! are in the step whose description in the paper mentions the same work:
+//! separate kernel for every memory-bound operation. The paper adds optimizations in steps (its ladder), which do not name all of our
+//! passes. Each unnamed pass is in the step whose description in the paper mentions the same work:
 //!
 //! - `merge_projections` in the baseline, which packs the three matrices (III.A);
 //! - `fold_scale` in the baseline, because a batched GEMM applies a factor at no cost;
@@ -36,7 +36,7 @@ use crate::{
     subject::Args,
 };
 
-/// Sets of batches of 16 sequences, as in figure 13 of ByteTransformer.
+/// Names of the sets that are timed by default. Each set is a batch of 16 sequences, as in figure 13 of ByteTransformer.
 const SETS: [&str; 7] = [
     "b16_m64",
     "b16_m128",

@@ -37,7 +37,7 @@ pub(crate) struct Args {
 /// Times of one contender for one number of sequences and one length.
 #[derive(Clone, Debug, Deserialize)]
 struct Row {
-    /// `None` for our results.
+    /// Name of the contender; `None` for gemmule.
     #[serde(default)]
     contender: Option<String>,
     batch: usize,
@@ -72,7 +72,7 @@ enum File {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Case {
     beams: Option<usize>,
-    /// Top-k, and top-p in thousandths.
+    /// The k of top-k sampling, and the p of top-p sampling times 1000; 0 if not given.
     drawn: (usize, u32),
     length: (usize, usize),
     batch: usize,
@@ -253,7 +253,7 @@ const PARTS: [(&str, &[&str]); 4] = [
     ("choosing and others", &["LayerNorm", "choosing", "other"]),
 ];
 
-/// Returns figure 4: the fractions of the kernels' time in a translation, by class of kernels.
+/// Returns figure 4: for each translation, the percentages of the kernels' time that [`PARTS`] take. Returns `None` without such times.
 fn occupation(rows: &[Row]) -> Option<Figure> {
     let measured: Vec<(&Row, &BTreeMap<String, f64>)> = rows
         .iter()

@@ -1,4 +1,4 @@
-//! A stream of requests of random lengths, for the benchmarks of allocators and CUDA graphs.
+//! A sequence of requests of random lengths, for the benchmarks of allocators and CUDA graphs.
 
 use gemmule::{
     Batch, EngineError,

@@ -1,5 +1,5 @@
-//! Times a stream of requests of random lengths in three ways: launched kernel by kernel, with CUDA graphs for exact shapes, and with CUDA
-//! graphs for buckets of shapes.
+//! Times a sequence of requests of random lengths in three ways: launched kernel by kernel, with CUDA graphs for exact shapes, and with
+//! CUDA graphs for buckets of shapes.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -30,7 +30,7 @@ const CHOICES: [(&str, GraphChoice); 3] = [
     ("buckets", GraphChoice::Buckets),
 ];
 
-/// Results of the stream with one choice of graphs. `host_us` and `device_ms` have one value per request.
+/// Results of all requests with one choice of CUDA graphs. `host_us` and `device_ms` have one value per request.
 #[derive(Serialize)]
 struct Stream {
     graphs: &'static str,

@@ -36,7 +36,8 @@ pub fn run(bytes: &[u8]) {
         }
         Err(error) => assert!(error.to_string().len() < 4096),
     }
-    // Each four bytes define one timing, a number of rows and a time in microseconds. The timings go to the model's kernels in turn.
+    // Every four bytes define one timing: a number of rows and a time in microseconds. The timings are assigned to the model's kernels in
+    // turn.
     let mut timings = Timings::default();
     let kernels = &COMPILED.program.kernels;
     for (at, piece) in bytes.chunks_exact(4).take(64).enumerate() {

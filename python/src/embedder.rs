@@ -241,7 +241,7 @@ impl Embedder {
         Err(Error::Input(format!("task is \"{task}\", and {problem}")))
     }
 
-    /// Returns the model for a task: that of a route if the folder has a Router, else the only model.
+    /// Returns the model for a task: the model of a route if the folder has a Router, else the only model.
     fn routed(&self, task: Option<&str>) -> Result<&TextModel> {
         let folder = self.model.encoder.folder();
         let (Some(task), Some(loaded)) = (task, folder.route()) else {

@@ -28,7 +28,7 @@ use std::panic;
 
 use pyo3::prelude::*;
 
-/// Suppresses the messages of panics that the library converts to errors. These are raised as exceptions.
+/// Suppresses the messages of panics that the library converts to errors. Python receives these errors as exceptions.
 fn silence_contained_panics() {
     let otherwise = panic::take_hook();
     panic::set_hook(Box::new(move |info| {

@@ -88,7 +88,7 @@ impl Loading {
         })
     }
 
-    /// Loads the route of a Router for a task instead of its default route.
+    /// Selects the route of the Router for `task`, instead of the default route.
     pub fn for_task(mut self, task: &str) -> Self {
         self.task = Some(task.to_owned());
         self

@@ -27,7 +27,7 @@ struct State {
 }
 
 impl TextStream {
-    /// Starts the stream of a single request.
+    /// Creates the iterator over the text of a single request.
     pub fn new(
         model: Arc<WritingModel>,
         requests: Requests,

@@ -98,7 +98,7 @@ impl FromStr for Device {
 #[derive(clap::Args)]
 #[group(skip)]
 pub(super) struct PromptArgs {
-    /// Name of the folder's prompt to put before each text, or before the query of each pair
+    /// Put the prompt with this name, from the checkpoint's folder, before each text, or before the query of each pair
     #[arg(long, value_name = "NAME", conflicts_with = "prompt")]
     prompt_name: Option<String>,
     /// Text to put before each text, or before the query of each pair

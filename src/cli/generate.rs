@@ -87,8 +87,8 @@ pub(super) struct Args {
     /// Length penalty: a score is the log-probability divided by the length to this power
     #[arg(long, value_name = "A", allow_hyphen_values = true)]
     length_penalty: Option<f32>,
-    /// When beam search ends, after it has found as many finished texts as it has beams: yes (at once), no (if no unfinished beam, with its
-    /// current score, beats the worst of these texts), or never (if no unfinished beam can ever beat it)
+    /// When to end beam search once it has found as many finished texts as it has beams: yes (at once), no (if no unfinished beam, with its
+    /// current score, beats the worst of these texts), or never (if no unfinished beam can ever beat the worst of these texts)
     #[arg(long, value_name = "yes|no|never", num_args = 0..=1, default_missing_value = "yes")]
     early_stopping: Option<Early>,
     /// Repetition penalty; a value above 1 makes tokens that have occurred less probable
@@ -205,8 +205,8 @@ pub(super) fn beams_or_sampling(
     }
 }
 
-/// Returns an error if an option is given (`is_given`), but the setting that it needs is not in use (`is_there`). `option` and `needed` are
-/// the names of the option and of the setting in the message.
+/// Returns an error if an option is given without the setting that it needs. `is_given` is whether the option is given, and `is_there` is
+/// whether the setting is in use. `option` and `needed` are the names of the option and of the setting in the message.
 pub(super) fn check_needs(
     option: &str,
     is_given: bool,

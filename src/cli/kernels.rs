@@ -99,8 +99,8 @@ enum Nothing {
     Part { part: Part, kernels: usize },
 }
 
-/// Returns the kernels of a catalogue that any of the texts `only` selects, or all kernels if there are no texts. A text that is a full
-/// symbol selects only this kernel. Any other text selects all kernels whose symbol contains it.
+/// Selects kernels of a catalogue by the texts in `only`; without texts, selects all kernels. A text that is a full symbol selects only
+/// this kernel. Any other text selects all kernels whose symbol contains it.
 fn named(all: &BTreeMap<String, Emitted>, only: &[String]) -> Result<Vec<KernelSpec>, Nothing> {
     let known = all.len();
     let names = |text: &str, symbol: &str| match all.contains_key(text) {

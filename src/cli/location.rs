@@ -21,8 +21,8 @@ use crate::{
 #[group(skip)]
 pub(super) struct Location {
     /// A model on the Hugging Face hub (ORG/NAME or ORG/NAME@REVISION; with several GGUF files, ORG/NAME:Q8_0 or :FILE selects one), a
-    /// checkpoint folder or GGUF file, a built-in description (see `gemmule models`), or a RON file. Commands that run a model also take an
-    /// artifact of `gemmule compile`, except to generate text. By default, the description that fits the checkpoint
+    /// checkpoint folder or GGUF file, a built-in description (see `gemmule models`), or a RON file. Commands that run a model without
+    /// generating text also take an artifact of `gemmule compile`. With --weights alone, the description that fits the checkpoint is used
     #[arg(required_unless_present_any = ["weights", "named"], add = model_completer())]
     model: Option<String>,
     /// Another way to give MODEL
@@ -125,7 +125,7 @@ enum State {
     #[default]
     Quiet,
     Bar(ProgressBar),
-    /// Progress as lines of text. Contains the number of tenths that have been shown.
+    /// Lines of text, at most one for each tenth of the fetch. Contains the last tenth that was shown.
     Lines(u64),
 }
 

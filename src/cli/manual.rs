@@ -18,7 +18,7 @@ use miette::{IntoDiagnostic as _, miette};
 use super::{Cli, Outcome, print_raw};
 use crate::{EngineError, engine::hub::Hub, model::Description};
 
-/// Environment variable with which the script of [`completions`] asks the program for completions.
+/// Environment variable that the script of [`completions`] sets to get completions from the program.
 const VARIABLE: &str = "GEMMULE_COMPLETE";
 
 #[derive(clap::Args)]

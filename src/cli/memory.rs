@@ -27,7 +27,7 @@ pub(super) struct Memory {
 enum AllocatorName {
     /// Chunks of memory that persist between requests (TurboTransformers 4.2, improved)
     Chunk,
-    /// One arena per request, greedy by size
+    /// One arena per request; the largest tensors are placed first (greedy by size)
     Gsoc,
     /// Two pools with best fit, reused in operator order, as in PyTorch
     Caching,

@@ -86,8 +86,8 @@ pub(super) struct Card {
 }
 
 impl Card {
-    /// Returns the card that the timings `timed_on` were measured on. Falls back to [`machine`](Self::machine) if --card is given, if
-    /// gemmule has no description of that card, or if `targets` contains a target of another card.
+    /// Returns the card that the timings were measured on (`timed_on`). Returns [`machine`](Self::machine) instead if --card is given, if
+    /// there are no timings, if gemmule has no description of the timed card, or if `targets` contains a target of another card.
     pub(super) fn machine_of(
         &self,
         targets: &[Target],

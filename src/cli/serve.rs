@@ -39,8 +39,8 @@ pub(super) struct Args {
         "sparse", "token_vectors", "fill_mask", "task", "default_prompt_name", "default_prompt",
     ])]
     config: Option<PathBuf>,
-    /// Task whose adapter is applied to the weights (such as retrieval.query of jina-embeddings-v3). For a sentence-transformers Router,
-    /// the task whose route is the default
+    /// Task of the texts. Selects the adapter that is applied to the weights (such as retrieval.query of jina-embeddings-v3), or the
+    /// default route of a sentence-transformers Router
     #[arg(long, value_name = "TASK")]
     task: Option<String>,
     /// Name of a model in requests: one for each --model, then one for each --weights. By default, the name of the folder, or the name on
@@ -73,7 +73,7 @@ pub(super) struct Args {
     /// Make the results of a sequence bitwise independent of the rest of the batch
     #[arg(long)]
     invariant: bool,
-    /// Also return the vectors of all tokens, for /embed_all. Models without modules of sentence-transformers always do
+    /// Also return the vectors of all tokens, for /embed_all. Models without sentence-transformers modules always return them
     #[arg(long)]
     all_tokens: bool,
     /// Compute sparse weights of tokens for /embed_sparse, with embedding models that support this (BGE-M3). SPLADE models always do
@@ -148,7 +148,7 @@ pub(super) struct Args {
     /// Routes that need no key: none; health (/health and /ready); or all (also /metrics, /openapi.json, / and /status.json)
     #[arg(long, value_name = "ROUTES", default_value = "all")]
     public: PublicArg,
-    /// Allow web pages of this origin to use the server, such as `https://example.com`, or `*` for all origins (repeat for several)
+    /// Origin whose web pages may use the server, such as `https://example.com`, or `*` for all origins (repeat for several)
     #[arg(long, value_name = "ORIGIN")]
     cors_origin: Vec<Origin>,
     /// Truncate inputs that are too long, unless a request sets `truncate`. By default, they are errors

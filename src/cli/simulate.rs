@@ -305,7 +305,7 @@ fn shown(names: &[&str], points: &[Vec<Point>]) -> String {
                 format!("{:.0}", s.offered),
                 format!("{:.0}", s.answered),
             ];
-            // Under overload, the latency depends only on the duration of the load, so it is shown as infinite.
+            // Under overload, latencies depend only on how long the load lasts, so they are shown as infinite.
             row.extend(
                 [s.mean, s.least, s.most, s.p99].map(|ms| match s.is_saturated() {
                     true => "+∞".to_owned(),

@@ -63,7 +63,7 @@ pub(super) struct Args {
     /// positions
     #[arg(long, value_name = "N", value_parser = up_to(MAX_TOKENS))]
     max_new: Option<usize>,
-    /// Max source tokens, in total, of the texts that are translated at the same time
+    /// Max total number of source tokens of the texts that are translated at the same time
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u64).range(1..))]
     batch_tokens: u64,
 }

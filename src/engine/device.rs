@@ -56,8 +56,8 @@ impl fmt::Display for DeviceName {
 }
 
 impl DeviceName {
-    /// Returns the card that programs for this device are lowered for, and whether the device has a card description or uses the one of the
-    /// nearest card. Programs for a CPU are lowered for the default card.
+    /// Returns the card that programs for this device are lowered for. [`Served`] says whether this is the device's own card or, if that
+    /// has no description, the nearest card. Programs for a CPU are lowered for the default card.
     ///
     /// # Errors
     /// Returns an error if no kernel supports the card.

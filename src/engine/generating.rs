@@ -59,9 +59,9 @@ impl Engine {
             .generator_bytes(prompts, options, cache_bytes)?)
     }
 
-    /// Returns the KV cache size, in bytes, for running prompts of lengths `prompts` concurrently. If `options` do not limit the new
-    /// tokens, each prompt is assumed to fill the model's remaining positions, up to the larger of 4,096 new tokens and the number of
-    /// tokens that fit in 1 GiB.
+    /// Returns the KV cache size, in bytes, for running prompts of lengths `prompts` concurrently. If `options` do not limit the number of
+    /// new tokens, each prompt is assumed to fill the model's remaining positions. Its new tokens are then assumed to take at most 1 GiB,
+    /// or the memory of 4,096 new tokens if that is more.
     ///
     /// # Errors
     /// Returns [`GenerateError::NotGenerating`](crate::generate::GenerateError::NotGenerating) if the engine was not

@@ -177,8 +177,8 @@ impl Engine {
 
 impl LateScorer {
     /// Scores documents for a query, in f32. The model's GPU computes the scores if copying the documents' vectors to it is estimated to
-    /// take less time than computing the products on the CPU's threads. This is the case if the query has many vectors or the CPU few
-    /// threads. Otherwise, the CPU computes the scores.
+    /// take less time than computing the products on the CPU. This is the case if the query has many vectors or if the CPU has few threads.
+    /// Otherwise, the CPU computes the scores.
     ///
     /// # Errors
     /// Returns an error if the vectors have different widths, if threads cannot be started, or if the device fails.
@@ -225,7 +225,8 @@ impl LateScorer {
     }
 }
 
-/// Returns whether copying a value of a document to a GPU takes less time than multiplying it by the vectors of a query on the CPU.
+/// Returns whether copying one element of a document's vectors to a GPU takes less time than its products with `n_query` query vectors on
+/// the CPU.
 fn is_worth_copying(n_query: usize, threads: usize) -> bool {
     let threads = threads as f64;
     let copied = (COPIED_PER_SECOND * threads).min(MOST_COPIED_PER_SECOND);

@@ -172,8 +172,7 @@ impl Engine {
         self.session_of(allocator, self.graphs)
     }
 
-    /// Creates a session that replays the launches that `graphs` selects as CUDA graphs, instead of those that the engine's setting
-    /// selects.
+    /// Creates a session that uses `graphs` instead of the engine's setting to select the launches that are replayed as CUDA graphs.
     ///
     /// # Errors
     /// Returns an error if the engine generates tokens, or if the device cannot create a stream.
@@ -242,7 +241,7 @@ impl Engine {
         )?)
     }
 
-    /// Number of tokens that the launches of a batch compute. This includes padding that is kept, but not the tokens that a
+    /// Returns the number of tokens for which a batch is computed. This includes padding that is kept, but not the tokens that a
     /// [bucket](GraphChoice) adds after the last sequence.
     pub fn tokens_computed(&self, batch: &Batch) -> Result<u64, EngineError> {
         Ok(padding::laid_out(batch, self.padding)?.extents().tokens)
@@ -266,7 +265,7 @@ impl Engine {
         &self.device
     }
 
-    /// Returns the precision to which the factors of matrix products are rounded.
+    /// Returns the precision to which the operands of matrix products are rounded.
     pub fn precision(&self) -> Precision {
         let program = self.program();
         program

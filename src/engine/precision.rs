@@ -2,7 +2,7 @@ use std::fmt;
 
 use crate::tensor::{DType, Format, Values};
 
-/// Precision to which the factors of an engine's matrix products are rounded.
+/// Precision to which the operands of an engine's matrix products are rounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
     F32,

@@ -127,8 +127,9 @@ impl Session {
         }
     }
 
-    /// Submits the batch repeatedly, and returns the idle time of a CUDA device between consecutive runs, in microseconds, for `runs` pairs
-    /// of runs. The first `warm_up` pairs are discarded. Returns an empty vector on the CPU.
+    /// Submits the batch repeatedly, and returns the idle times of a CUDA device between consecutive runs, in microseconds. There is one
+    /// idle time for each of `runs` pairs of consecutive runs; `warm_up` further pairs come first and are discarded. Returns an empty
+    /// vector on the CPU.
     ///
     /// # Errors
     /// Returns the errors of [`submit`](Self::submit) and [`Pending::wait`].

@@ -57,7 +57,8 @@ pub fn open_checkpoint(
     Ok(checkpoint)
 }
 
-/// Returns the tensors of a checkpoint that no output of the description reads and that are not known to be irrelevant.
+/// Returns the names of a checkpoint's tensors that no output of the description reads. Tensors that are known to be irrelevant are left
+/// out.
 ///
 /// If a tensor is read in some layers but not in others, this is an error. Either the checkpoint has more layers than config.json, or the
 /// description names a layer's weights without the layer's index.

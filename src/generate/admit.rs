@@ -157,8 +157,8 @@ impl Admission {
         }
     }
 
-    /// Max number of new tokens after a prompt or source of `prompt` tokens, limited by the model's positions and, after a prompt, by the
-    /// size of the whole KV cache. Returns 0 if the prompt alone is too long.
+    /// Returns the max number of new tokens after a prompt or source of `prompt` tokens. The model's positions limit this number. After a
+    /// prompt, the size of the whole KV cache also limits it. Returns 0 if the prompt alone is too long.
     pub fn room(&self, prompt: usize, options: &SamplingParams) -> usize {
         self.space().left(prompt, options.beams)
     }

@@ -7,9 +7,8 @@ use super::{
 };
 use crate::kernels::{cache::BLOCK, decoding::Advance};
 
-/// Cache bytes to plan for the new tokens of a request that does not limit their number. If [`NO_LIMIT_TOKENS`] new tokens per sequence
-/// need more bytes, the plan has room for these tokens instead. It never has room for more tokens per sequence than the model has
-/// positions.
+/// Max cache bytes to plan for the new tokens of a request that does not limit their number. If [`NO_LIMIT_TOKENS`] new tokens per sequence
+/// need more bytes, their bytes are the maximum instead. In addition, the model's positions limit the tokens per sequence.
 const NO_LIMIT_BYTES: u64 = 1 << 30;
 const NO_LIMIT_TOKENS: usize = 4096;
 

@@ -220,9 +220,9 @@ impl DeviceRows {
         Ok(n)
     }
 
-    /// Enqueues the selection of the first new token of each sequence whose logits are at the device address `logits`. `which` yields, for
-    /// each row of logits, the index of the row's sequence in `sequences`. Sequences without a row in the loop are left out. Returns a
-    /// fence after which the logits are no longer read.
+    /// Enqueues the selection of first new tokens from the logits at the device address `logits`. `which` yields, for each row of logits,
+    /// the index of its sequence in `sequences`. Sequences without a row in the loop are left out. Returns a fence after which the logits
+    /// are no longer read.
     pub(super) fn choose(
         &mut self,
         sequences: &mut [Row],

@@ -96,7 +96,7 @@ pub(crate) enum Executor {
 }
 
 impl Executor {
-    /// Runs a batch, which updates the cache, and returns all outputs.
+    /// Runs a batch, updates the cache, and returns all outputs.
     fn leave(&mut self, batch: &Batch) -> Result<Vec<Output>, GenerateError> {
         Ok(match self {
             Self::Cpu(session, cache) => session.run_cached(batch, cache)?,

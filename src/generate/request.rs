@@ -40,8 +40,8 @@ pub struct SamplingParams {
 
 impl SamplingParams {
     /// Returns the max number of new tokens after `before` tokens. `room` is the number of new tokens for which the model's positions and
-    /// the KV cache have room. If [`Rules::max_new_tokens`] is set without a `max_length`, it is returned even if it exceeds `room`, and
-    /// admission refuses a request that does not fit.
+    /// the KV cache have room. If [`Rules::max_new_tokens`] is set without a `max_length`, returns [`Rules::max_new_tokens`] even if it
+    /// exceeds `room`. Admission then refuses a request that does not fit.
     pub(super) fn new_tokens(&self, before: usize, room: usize) -> usize {
         let new = self.rules.max_new_tokens;
         match self.max_length {
@@ -236,7 +236,7 @@ pub enum AdmitError {
     NeverFits { needed_bytes: u64, bytes: u64 },
 }
 
-/// Requests to stop, returned by an event callback.
+/// Return value of an event callback that stops the event's request or all requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
     /// Stops the request of the event. Its memory is freed and it has no more events.

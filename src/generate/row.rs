@@ -26,8 +26,8 @@ pub(super) struct Row {
     blocks: Vec<u32>,
     /// Source of an encoder-decoder model.
     pub(super) source: Option<Source>,
-    /// Fence of the prefill run that processes the prompt or source on a separate stream. Until that run is enqueued, this is the fence of
-    /// the newest earlier run: if a canceled request had the blocks before, that run may still write to them. `None` once the fence has
+    /// Fence of the prefill run that processes the prompt or source on a separate stream. Until that run is enqueued, the fence of the
+    /// newest earlier run, which may still write to the request's blocks if a canceled request had them before. `None` once the fence has
     /// passed.
     pub(super) filled: Option<Arc<Fence>>,
     /// The request's row in the device's decode loop; the first row of a beam search.
@@ -188,12 +188,12 @@ impl Row {
         self.n_prompt + self.options.rules.max_new_tokens
     }
 
-    /// Max number of keys that the next step on a device attends to, in the sequence or in the source.
+    /// Max number of keys that a query in the next step on a device attends to, in the sequence or in the source.
     pub(super) fn max_keys(&self) -> usize {
         (self.n_prompt + self.n_enqueued).max(self.source_slots().len())
     }
 
-    /// Returns whether more steps are needed than are enqueued.
+    /// Returns whether the request may need further steps in addition to those that are enqueued.
     pub(super) fn awaits_steps(&self) -> bool {
         self.n_enqueued < self.options.rules.max_new_tokens
     }
@@ -224,7 +224,7 @@ impl Row {
             Chosen::Found => Ok((self.found(found()), true)),
             Chosen::NotANumber => Err(self.bad_logit(value as usize, wrong)),
             Chosen::Token(id) if self.search.is_some() => {
-                // Only the device knows the parents of the beams. Here, only the number of tokens matters.
+                // Only the device stores which beam each beam continues. On the host, only the number of tokens matters.
                 self.lanes[0].tokens.push(id);
                 Ok((Vec::new(), false))
             }

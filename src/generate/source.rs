@@ -16,7 +16,7 @@ pub(super) struct Parts {
     pub(super) encode: u32,
     /// Index of the decoder part.
     pub(super) decode: u32,
-    /// Whether a source occupies one position, regardless of its length.
+    /// Whether a source of any length occupies a single position of the KV cache.
     pub(super) one_position: bool,
 }
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::{Graph, GraphError, HEAD_STEP, MAX_HEAD, NodeId, Op, WeightExpr};
 use crate::ops::Epilogue;
 
-/// Nodes of the matrices that resize heads. The key is the number of heads, the old and the new head size.
+/// Nodes of the matrices that resize heads. The key is (number of heads, old head size, new head size).
 type Matrices = HashMap<(u32, u32, u32), NodeId>;
 
 impl Graph {

@@ -1,8 +1,8 @@
 //! Grouping of the values that loops compute. The names of a value in two iterations, such as `layer.0.query` and `layer.1.query`, differ
 //! only in the index.
 
-/// Returns the prefix of the name and the iteration of a value in a loop: `layer.` and 3 for `layer.3.query`. Returns `None` for a name
-/// without an index.
+/// Finds the index in the name of a value in a loop. Returns the text before the index, and the index: `layer.` and 3 for `layer.3.query`.
+/// Returns `None` for a name without an index.
 fn iteration(name: &str) -> Option<(&str, u64)> {
     let mut at = 0;
     for part in name.split_inclusive('.') {

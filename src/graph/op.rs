@@ -64,9 +64,9 @@ operators! {
     SoftCap(SoftCap) = "soft_cap"(x);
     /// `x, gamma, beta` → LayerNorm over the last dimension.
     LayerNorm { eps: f32 } = "layer_norm"(x, gamma, beta);
-    /// `x, weight` → RMSNorm of each of `heads` adjacent parts of a row. The parts start at column `from`, and each is as wide as the
-    /// weight. The result has only the columns of the parts. If `centered`, the mean of a part is subtracted first (LayerNorm without
-    /// bias), and the weight `[heads, width]` has a row for each part.
+    /// `x, gamma` → RMSNorm of each of `heads` adjacent parts of a row. The parts start at column `from`, and each is as wide as `gamma`.
+    /// The result has only the columns of the parts. If `centered`, the mean of a part is subtracted first (LayerNorm without bias), and
+    /// `gamma`, `[heads, width]`, has a row for each part.
     RmsNorm {
         eps: f32,
         heads: u32,
@@ -107,13 +107,13 @@ operators! {
         q: HeadView,
         k: HeadView,
     } = "scores"(q, k);
-    /// `x, table` → `[heads, pairs]`: `x · table[distance]`, where `of` selects the row of `x`: that of the pair's query or that of its
-    /// key. The distance is the key's position minus the query's, and the table is `[2·reach + 1, heads·head]`. Distances beyond `reach`
-    /// use the last row on their side.
+    /// `x, table` → `[heads, pairs]`: `x · table[distance]` for each pair of a query and a key. `of` selects the row of `x`: that of the
+    /// query or that of the key. The distance is the key's position minus the query's, and the table is `[2·reach + 1, heads·head]`.
+    /// Distances beyond `reach` use the outermost row on their side.
     RelativeScores { heads: u32, head: u32, of: Side } = "relative_scores"(x, table);
-    /// `scores, (bias), (sinks)` → softmax over the keys of `scale · scores + bias`, or with a cap, of `cap · tanh(scale · scores / cap) +
-    /// bias`. A causal softmax is over the keys up to the query, and a softmax with a window is over the keys in the window. The sink of a
-    /// head, if there is one, is the score of one more key in the sum of the exponentials.
+    /// `scores, (bias), (sinks)` → softmax over the keys. Its argument is `scale · scores + bias` or, with a cap, `cap · tanh(scale ·
+    /// scores / cap) + bias`. A causal softmax includes only the keys up to the query, and a softmax with a window only the keys in the
+    /// window. The sink of a head, if there is one, is the score of one more key in the sum of the exponentials.
     Softmax {
         scale: f32,
         causal: bool,
@@ -156,8 +156,7 @@ operators! {
     /// `[rows, 2·width]` → `[rows, width]`: the activation of the first half of the columns times
     /// the second half.
     Gate(Activation) = (x);
-    /// `ids…, tables…, gamma, beta` → LayerNorm of the sum of the embeddings, with one offset per
-    /// table.
+    /// `ids…, tables…, gamma, beta` → LayerNorm of the sum of the embeddings. Each table has an offset, which is added to its ids.
     EmbeddingLayerNorm { eps: f32, offsets: Vec<u32> } = "embedding_layer_norm"();
     /// `x, (bias), residual, gamma, beta` → LayerNorm of `x + bias + residual`.
     BiasResidualLayerNorm { eps: f32, bias: bool } = "bias_residual_layer_norm" | "residual_layer_norm"(x, bias, residual, gamma, beta);

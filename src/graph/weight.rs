@@ -30,8 +30,8 @@ pub enum WeightExpr {
         dims: [u64; 2],
         buckets: Buckets,
     },
-    /// The vectors for each distance between query and key, `[2·farthest + 1, width]`. They are rows of a table of relative positions in
-    /// the checkpoint, which has dimensions `dims`.
+    /// The vectors for each distance between query and key, `[2·farthest + 1, width]`. They are rows of the checkpoint's table of relative
+    /// positions, which has dimensions `dims`.
     Positions {
         name: String,
         dims: [u64; 2],
@@ -63,8 +63,8 @@ pub enum WeightExpr {
     Ones { n: u64 },
     /// Tensors stacked along their first dimension.
     ConcatRows(#[serde(deserialize_with = "parts")] Vec<WeightExpr>),
-    /// Scales of the outputs of a matrix product in E4M3, one for each row of the weight: the scale of the row times the scale of the
-    /// input.
+    /// Scales for the result of a matrix product in E4M3, one for each row of the weight. Each is the scale of the weight's row times the
+    /// scale of the input.
     ProductScales {
         #[serde(deserialize_with = "parts")]
         weight: Vec<WeightExpr>,
@@ -160,7 +160,7 @@ impl Bound {
         self.gamma.iter().chain(&self.beta).chain(linear)
     }
 
-    /// Returns the bound. The arguments are the elements of the weights in the fields of [`Bound`] and [`BoundLinear`] with the same names.
+    /// Returns the bound. Each argument has the elements of the weights in the field of [`Bound`] or [`BoundLinear`] with the same name.
     ///
     /// Rounding to E4M3 increases a magnitude by at most a sixteenth. The bound of a linear layer therefore includes the factor `17 / 16`
     /// twice, for the input and for the weight.
@@ -173,7 +173,8 @@ impl Bound {
         self.of_outputs(gamma, beta, &outputs.collect::<Vec<_>>())
     }
 
-    /// Returns the bound of one output of a linear layer after the norm. `row` and `bias` are the output's row of the weight and its bias.
+    /// Returns the bound of one output of a linear layer after the norm. `row` is the row of the weight for this output, and `bias` is its
+    /// bias.
     pub fn of_output(gamma: &[f32], beta: &[f32], row: &[f32], bias: f32) -> f64 {
         const ROUNDING: f64 = 17.0 / 16.0;
         let square = sum(row, gamma, |w, g| (w * g).powi(2));
@@ -221,7 +222,8 @@ fn sum(a: &[f32], b: &[f32], term: impl Fn(f64, f64) -> f64) -> f64 {
 /// Deserializes the parts of a concatenation. Nested concatenations are rejected, because unlimited
 /// nesting would overflow the stack.
 fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D::Error> {
-    // Artifacts store the index of a variant, so these variants have the order of `WeightExpr`, up to the last variant that can be a part.
+    // Artifacts store a variant by its index. The variants therefore have the same order as in `WeightExpr`, up to the last one that can be
+    // a part.
     #[derive(Deserialize)]
     enum Part {
         Stored {
@@ -320,8 +322,8 @@ fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D
     parts.collect()
 }
 
-/// Returns the index at which row `row` of a part of [`WeightExpr::Rows`] is stored, counted from the first row that is read. The first
-/// `interleaved` rows of a part are reordered.
+/// Returns the index of the stored row that becomes row `row` of a part of [`WeightExpr::Rows`]. Both indices are counted from the first
+/// row that is read of the part. The first `interleaved` rows of a part are reordered.
 pub fn interleaved_row(row: u64, interleaved: u64) -> u64 {
     let half = interleaved / 2;
     match row {

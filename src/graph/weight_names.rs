@@ -36,7 +36,7 @@ pub struct Adapter {
     pub index: u32,
     /// Number of adapters of the checkpoint.
     pub count: u32,
-    /// Factor of the product of the two narrow matrices.
+    /// Number by which the product of the two narrow matrices is multiplied.
     pub scale: f64,
 }
 
@@ -69,8 +69,8 @@ impl WeightNames {
         spellings
     }
 
-    /// Returns names of tensors that must not be read in place of `name`. These are all spellings of tied tensors. If `name` is untied,
-    /// they are also all spellings of its alternative names.
+    /// Returns the names of tensors that must not be read in place of `name`: all spellings of tied tensors and, if `name` is untied, all
+    /// spellings of its alternative names.
     pub fn unread(&self, name: &str) -> BTreeSet<String> {
         let others = self.others.get(name);
         let others = others.filter(|_| self.untied.contains(name));

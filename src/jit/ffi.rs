@@ -156,7 +156,7 @@ impl Api {
             "nvrtcGetNumSupportedArchs",
         )?;
         let mut archs = vec![0; usize::try_from(n_archs).unwrap_or(0)];
-        // SAFETY: the library writes the number of integers that it returned.
+        // SAFETY: the library writes `n_archs` integers, and `archs` has this length.
         self.check(
             unsafe { (self.archs)(archs.as_mut_ptr()) },
             "nvrtcGetSupportedArchs",

@@ -295,7 +295,7 @@ impl<'a> Program<'a> {
         let status = unsafe { (api.log_size)(self.handle, &mut size) };
         self.nvrtc.check("nvrtcGetProgramLogSize", status)?;
         let mut bytes = vec![0u8; size];
-        // SAFETY: the library writes the size that it returned, including the NUL.
+        // SAFETY: the library writes `size` bytes, including the NUL, and `bytes` has this length.
         let status = unsafe { (api.log)(self.handle, bytes.as_mut_ptr().cast()) };
         self.nvrtc.check("nvrtcGetProgramLog", status)?;
         Ok(text(&bytes))
@@ -326,7 +326,7 @@ impl<'a> Program<'a> {
         let status = unsafe { (api.cubin_size)(self.handle, &mut size) };
         self.nvrtc.check("nvrtcGetCUBINSize", status)?;
         let mut bytes = vec![0u8; size];
-        // SAFETY: the library writes the size that it returned.
+        // SAFETY: the library writes `size` bytes, and `bytes` has this length.
         let status = unsafe { (api.cubin)(self.handle, bytes.as_mut_ptr().cast()) };
         self.nvrtc.check("nvrtcGetCUBIN", status)?;
         Ok(bytes)

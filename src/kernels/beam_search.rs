@@ -33,7 +33,8 @@ use crate::{
 ///
 /// Rows without a beam are skipped. If the logit of a token is NaN or +∞, the number of candidates is [`Chosen::NotANumber`], and the first
 /// candidate is this token. Like [`ChooseToken`](super::decoding::ChooseToken), the kernel also writes the best token of each group of the
-/// vocabulary. Unlike `ChooseToken`, it leaves out tokens with a repetition penalty there, because it evaluates them separately.
+/// vocabulary. Unlike in `ChooseToken`, this best token is never a token with a repetition penalty, because the kernel evaluates such
+/// tokens separately.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Candidates {
     pub vocabulary: u32,

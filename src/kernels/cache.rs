@@ -1,8 +1,8 @@
 //! The KV cache: keys and values of earlier positions, in blocks of positions (PagedAttention, Kwon et al. 2023).
 //!
-//! A block holds [`BLOCK`] positions of one sequence for all caches of a program, such as the caches of all layers. The caches are stored
-//! one after another, each as `[heads, BLOCK, head]`, so a head's keys are contiguous. Position `p` of a sequence is stored in *slot*
-//! `block · BLOCK + p % BLOCK`. A table contains the slot of each position.
+//! A block holds [`BLOCK`] positions of one sequence. It has room for these positions in all caches of a program, such as the caches of all
+//! layers. The caches are stored one after another, each as `[heads, BLOCK, head]`, so a head's keys are contiguous. Position `p` of a
+//! sequence is stored in *slot* `block · BLOCK + p % BLOCK`. A table contains the slot of each position.
 //!
 //! Keys and values are rounded to the cache's format when they are appended. Attention reads the rounded keys and values, even those of the
 //! tokens that the same step appends. All executors and kernels do this. E4M3 rounds to the nearest value, with ties to an even mantissa.
@@ -150,8 +150,8 @@ pub(crate) fn index(slot: usize, nth: usize, head: usize, stride: usize) -> usiz
 /// `x [tokens, x.stride]`, (`k_scale, v_scale [1]`), `token_slots [tokens]` → `cache [blocks, stride]`: stores the heads of each token in
 /// the token's slot. The rest of the cache is not written.
 ///
-/// If `of_sequence`, the operands are `x [batch, x.stride]`, (`k_scale, v_scale [1]`), `slots`, `slot_starts [batch]`, and the heads of
-/// each row are stored in the first slot of the row's sequence.
+/// If `of_sequence` is true, the operands are `x [batch, x.stride]`, (`k_scale, v_scale [1]`), `slots`, `slot_starts [batch]`, and the
+/// heads of each row are stored in the first slot of the row's sequence.
 ///
 /// The first half of the heads is divided by `k_scale`, and the second half by `v_scale`. If the heads are only keys or only values, both
 /// scales are equal.

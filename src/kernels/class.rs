@@ -7,7 +7,7 @@ use crate::tensor::{Size, Symbol};
 /// Kernel classes of the time breakdown in ByteTransformer's figure 3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
-    /// Products of tokens and a weight, including their epilogues.
+    /// Matrix products of activations with a weight, including epilogues.
     Gemm,
     /// Matrix products of attention (scores and context), or fused attention including softmax.
     Attention,
@@ -45,12 +45,12 @@ impl fmt::Display for Class {
     }
 }
 
-/// Floating-point operations of multiplying the rows by a weight `[n, k]`, two per multiply-add.
+/// Number of floating-point operations to multiply the rows by a weight `[n, k]`. A multiply-add counts as two operations.
 pub(super) fn product_flop([n, k]: [u32; 2]) -> Size {
     flop(n, k, Symbol::Rows)
 }
 
-/// Floating-point operations of `products` matrix products of attention, two per multiply-add.
+/// Number of floating-point operations of `products` matrix products of attention. A multiply-add counts as two operations.
 pub(super) fn attention_flop(products: u64, heads: u32, head: u32) -> Size {
     &Size::constant(products) * &flop(heads, head, Symbol::Pairs)
 }

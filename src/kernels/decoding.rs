@@ -79,8 +79,8 @@ pub struct ChooseToken {
 
 /// Threads per CTA. With more threads, a thread would have too few registers for its sums.
 const THREADS: u32 = 512;
-/// Max number of CTAs per SM of a launch, so all CTAs run concurrently. However, each row has at least one CTA, even if this exceeds the
-/// limit.
+/// Max number of CTAs of a launch per SM. The limit lets all CTAs run concurrently. However, each row has at least one CTA, even if this
+/// exceeds the limit.
 const CTAS_PER_SM: u64 = 1;
 impl ChooseToken {
     /// Max number of groups of a row.

@@ -14,8 +14,8 @@ use crate::{
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 
-/// `mean [batch, width]`, `log_variance [batch, width]`, `seeds [2·batch]` → `out [batch, width]`: `mean + exp(log_variance / 2) ·
-/// noise`, with [`noise`] of the sequence's seed and the column.
+/// `mean [batch, width]`, `log_variance [batch, width]`, `seeds [2·batch]` → `out [batch, width]`: `mean + exp(log_variance / 2) · noise`,
+/// where [`noise`] depends on the seed of the sequence and on the column.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Draw {
     pub width: u32,

@@ -27,8 +27,8 @@ pub struct ToE4m3 {
     pub dtype: DType,
 }
 
-/// The operands of a norm, `out_scale [1]` → (`out [rows, width]`), `converted [rows, width]`: `out` is the norm's result, written only if
-/// `keeps`. `converted` is the result divided by `out_scale`, in E4M3.
+/// The inputs of a norm, and `out_scale [1]` → (`out [rows, width]`), `converted [rows, width]`: `out` is the norm's result, which is
+/// written only if `keeps` is true. `converted` is the result divided by `out_scale`, in E4M3.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NormToE4m3 {
     pub norm: Norm,
@@ -62,7 +62,7 @@ impl Norm {
         }
     }
 
-    /// Returns the kernel without the conversion.
+    /// Returns the norm kernel without the conversion of the result to E4M3.
     pub fn spec(&self) -> KernelSpec {
         match self.clone() {
             Norm::Layer(norm) => norm.into(),
@@ -86,7 +86,7 @@ const OUT_SCALE: Fill = Fill::Normal {
     deviation: 0.0,
 };
 
-/// Tolerance of a result that is divided by the scale in checks and rounded to E4M3.
+/// Tolerance of a result that is divided by [`OUT_SCALE`] and rounded to E4M3.
 pub(super) const ROUNDED: Tolerance = Tolerance {
     absolute: 1.0 / 512.0,
     relative: 1.0 / 8.0,
@@ -190,7 +190,8 @@ pub(super) fn reference_in_e4m3(
     [out, converted]
 }
 
-/// Returns the tolerance of the result of `plain` in E4M3: the tolerance of `plain` divided by the scale 1 / 64, plus that of the rounding.
+/// Returns the tolerance of the result of `plain` in E4M3. It is the tolerance of `plain` divided by the scale 1 / 64, plus the tolerance
+/// of the rounding to E4M3.
 pub(super) fn tolerance_in_e4m3(plain: &dyn Kernel) -> Tolerance {
     Tolerance {
         absolute: ROUNDED.absolute + 64.0 * plain.tolerance().absolute,

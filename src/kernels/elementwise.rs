@@ -74,8 +74,8 @@ pub struct Scale {
     pub dtype: DType,
 }
 
-/// Returns the elements per access of kernels that read a tensor as one flat array, whatever its width. A remainder shorter than an access
-/// is processed element by element.
+/// Returns the number of elements per access in kernels that read a tensor as one flat array. The width of the tensor does not matter. A
+/// remainder shorter than an access is processed element by element.
 fn stream_vector(dtype: DType) -> u32 {
     vector_width(dtype, &[])
 }

@@ -1,9 +1,9 @@
 //! GEMMs. A GEMM kernel consists of a problem ([`GemmProblem`]: operands and epilogue) and the tile of a main loop that computes the
-//! problem. Some GEMM kernels also compute a part of a norm, or prepare the operands of attention.
+//! problem. Some GEMM kernels also compute a part of a norm, or prepare the operands of attention. These kernels compute only a GEMM:
 //!
 //! | kernel | main loop | for |
 //! |---|---|---|
-//! | [`Gemm`] | `mma.sync`, or FMAs in f32 | any GPU, or Ada and newer for E4M3; the epilogue as in ByteTransformer III.C |
+//! | [`Gemm`] | `mma.sync`, or FMAs in f32 | any GPU (Ada or newer for E4M3); fuses the epilogue as in ByteTransformer III.C |
 //! | [`GemmWgmma`] | `wgmma`, persistent CTAs | Hopper |
 //! | [`GemmSplitK`] | `wgmma`, k split over a cluster | Hopper, few rows |
 //! | [`GemmStream`] | `wgmma`, a ring of weight tiles | Hopper, decode steps |
@@ -82,7 +82,8 @@ pub struct Tile {
 /// an MMA of E4M3 elements by conversions and MMAs in f16.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Gemm {
-    /// A problem without a gate. The weight has the type of x or is packed, or x and the weight are both in E4M3 or both in int8.
+    /// A problem without a gate. The types are one of these: the weight has the type of x, the weight is packed, or x and the weight are
+    /// both in E4M3 or both in int8.
     pub problem: GemmProblem,
     pub tile: Tile,
 }
@@ -104,7 +105,8 @@ impl Gemm {
         self.problem.dtype.has_mma()
     }
 
-    /// Returns the bytes of the widest access, at most `widest`, to which every row is aligned if rows are `pitch` bytes apart.
+    /// Returns the number of bytes of the widest access that is aligned in every row, at most `widest` and 16. Rows are `pitch` bytes
+    /// apart.
     fn access_bytes(pitch: u64, widest: u64) -> u64 {
         widest.min(1 << pitch.trailing_zeros().min(4))
     }

@@ -11,12 +11,13 @@ use crate::{
     tensor::{DType, Element, Extents, Shape, Symbol},
 };
 
-/// `query [rows, width]`, `vectors [tokens, width]`, `taken [tokens]`, `cu_lens [batch + 1]` → `out [batch]`: the score of each document,
-/// which is the sum, over the vectors of the query, of the max dot product with a vector of the document.
+/// `query [rows, width]`, `vectors [tokens, width]`, `taken [tokens]`, `cu_lens [batch + 1]` → `out [batch]`: the score of each document.
+/// For each vector of the query, the kernel finds the max dot product with a vector of the document. The score is the sum of these
+/// products.
 ///
 /// The vectors of document `d` are the rows of `vectors` with the indices `taken[cu_lens[d]..cu_lens[d + 1]]`. An empty document has the
 /// score 0. For documents that several CTAs handle, the kernel needs two more tensors: `largest [batch, rows]` for the max products, and
-/// `arrived [batch]` for the number of CTAs that are done. All bits of both tensors are set before and after a launch.
+/// `arrived [batch]` for the number of CTAs that are done. All bits of both tensors are 1 before and after a launch.
 ///
 /// For 16-bit types, the products are computed with MMAs. The width is at most [`MaxSim::MAX_WIDTH`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -71,8 +72,8 @@ impl MaxSim {
         }
     }
 
-    /// Number of warps that handle a piece of a document. It is the smallest power of two that leaves at most `2 * rows_at_once` rows of a
-    /// document of mean length to each warp, limited to the warps of a CTA.
+    /// Number of warps that handle a piece of a document: a power of two, up to the number of warps of a CTA. It is the smallest number
+    /// that leaves at most `2 * rows_at_once` rows of a document of mean length to each warp, or else the max.
     fn team(&self, extents: &Extents) -> u32 {
         let mut team = 1;
         while team < WARPS

@@ -263,7 +263,7 @@ pub struct TensorMap {
     pub streams: bool,
 }
 
-/// Order of a box's rows in shared memory.
+/// Order of a box's rows in shared memory. *Coordinates* are those that a kernel passes to a TMA copy of the box.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowOrder {
     /// The order of the rows in the matrix.

@@ -26,7 +26,7 @@ pub struct PackScan;
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PackTokens;
 
-/// Threads of the scan's CTA: the max of CUDA, because a single CTA counts the whole mask.
+/// Threads of the scan's CTA: the max number that CUDA allows, because a single CTA counts the whole mask.
 const SCAN_THREADS: u32 = 1024;
 
 /// Threads of a CTA that moves tokens: a warp for each of four sequences.

@@ -20,9 +20,9 @@ use crate::{
 };
 
 /// `x [tokens, row]`, (`q_gamma, k_gamma [head]`), (`positions [tokens]`), (`k_scale, v_scale [1]`), (`token_slots [tokens]`) → `queries
-/// [tokens, heads·head]`, `cache [blocks, stride]` or `keys [tokens, kv_heads·head]`: normalizes each head of queries and keys (RMSNorm
-/// with gamma, if there is a norm), and then rotates it (if there is a rotation). With a cache, keys and values are stored in the token's
-/// slot of two adjacent caches, keys first. The rest of the caches is not written.
+/// [tokens, heads·head]`, and either `cache [blocks, stride]` or `keys [tokens, kv_heads·head]`: normalizes each head of queries and keys
+/// (RMSNorm with gamma, if there is a norm), and then rotates it (if there is a rotation). With a cache, keys and values are stored in the
+/// token's slot of two adjacent caches, keys first. The rest of the caches is not written.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PrepareAttention {
     pub heads: u32,
@@ -119,7 +119,7 @@ impl PrepareAttention {
         [self.heads, self.kv_heads, self.kv_heads]
     }
 
-    /// Total number of heads of a token that are written.
+    /// Number of heads that the kernel writes for each token: the queries, the keys and, with a cache, the values.
     fn units(&self) -> u32 {
         let values = self.pool.map_or(0, |_| self.kv_heads);
         self.heads + self.kv_heads + values

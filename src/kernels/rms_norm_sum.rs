@@ -22,8 +22,8 @@ pub struct RmsNormSum {
     pub dtype: DType,
 }
 
-/// Number of values that this kernel reads and writes per element (four), relative to LayerNorm with a residual (three). The cost per
-/// element was fitted to the latter.
+/// Number of values that this kernel reads and writes per element (four), relative to LayerNorm with a residual (three), to which the cost
+/// per element was fitted.
 const ACCESSES: f64 = 4.0 / 3.0;
 
 impl RmsNormSum {

@@ -220,7 +220,7 @@ impl Teams {
         format!("_warps{}_x{}", self.warps, self.x_rows)
     }
 
-    /// Elements of one row per thread.
+    /// Number of elements of one row that a thread holds.
     fn per_thread(self, width: u32, dtype: DType) -> u32 {
         let vector = vector_width(dtype, &[width]);
         (width / vector).div_ceil(32 * self.warps) * vector

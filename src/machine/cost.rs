@@ -65,7 +65,7 @@ pub struct Wgmma {
     pub overlap: f64,
     /// Cycles to round and store an output.
     pub output: f64,
-    /// Factor on `output` for swap-AB, which stores fewer bytes of a row at a time.
+    /// Factor by which `output` is multiplied with swap-AB, which stores fewer bytes of a row at a time.
     pub swap_ab: f64,
     /// Additional cycles of an output that is stored by TMA through shared memory.
     pub boxed: f64,
@@ -137,7 +137,7 @@ pub struct Stream {
     pub l2: f64,
     /// Min cycles of a k-step, due to latency.
     pub step: f64,
-    /// Factor on the cycles that tensor cores need for an MMA.
+    /// Factor by which the cycles that tensor cores need for an MMA are multiplied.
     pub mma: f64,
     /// Exponent p of the p-norm that combines the times of memory, L2 and MMAs.
     pub overlap: f64,

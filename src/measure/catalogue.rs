@@ -57,7 +57,7 @@ const FUSED_ONLY: [&str; 6] = [
 ];
 
 /// Model sizes that also contribute their program with weights and inputs in E4M3: an encoder with norms after sums, and an encoder with
-/// norms before layers, gates and rotary positions. The E4M3 kernels of other sizes differ from those of these two only in width.
+/// gates, rotary positions, and norms before layers. The E4M3 kernels of other sizes differ from the kernels of these two only in width.
 const IN_FP8: [&str; 2] = ["bert-base", "modernbert-base"];
 
 /// Returns the name of each published model size, with the name of its description and its config.json.

@@ -55,7 +55,7 @@ pub fn estimated_costs(
     let bytes = |tokens, length| -> Result<f64, LaunchError> {
         Ok(lower_bound(&program.usage(&batch(tokens, length))?) as f64)
     };
-    // The batches of `few` and `many` have equal numbers of tokens, but different numbers of pairs. Those of `few` and `twice` have
+    // The batches of `few` and `many` have equal numbers of tokens, but different numbers of pairs. The batches of `few` and `twice` have
     // sequences of equal length, but different numbers of tokens and of pairs.
     let (n, short, long) = (4096, 16, 512);
     let (few, many, twice) = (bytes(n, short)?, bytes(n, long)?, bytes(2 * n, short)?);

@@ -77,11 +77,15 @@ impl Bound {
     /// logits near 0.
     pub const WIDE: usize = 32;
 
-    /// Returns the bounds of a precision. f32 rounds once per value. f16 and bf16 round at every launch, to 11 and 8 bits, and the dense
-    /// layer of a pooler amplifies the errors. int8 rounds each factor to 8 bits, relative to the maximum of its row; on a CPU that adds
-    /// two products in 16 bits, weights are rounded to 7 bits. The bounds of int8 also hold for 8-bit weights with a scale per group: their
-    /// errors are smaller than with a scale per row, and their inputs are not rounded to 8 bits. fp8 rounds the mantissa of each weight to
-    /// 4 bits. int4 rounds weights to 16 values over the range of a group of 128 weights.
+    /// Returns the bounds for a precision. They allow for these rounding errors:
+    ///
+    /// - f32: one rounding per value.
+    /// - f16 and bf16: a rounding at every launch, to 11 and 8 bits. The dense layer of a pooler amplifies the errors.
+    /// - int8: a rounding of inputs and weights to 8 bits, relative to the maximum of their row. On a CPU that adds two products in 16
+    ///   bits, weights are rounded to 7 bits. The bounds also hold for 8-bit weights with a scale per group: their errors are smaller than
+    ///   with a scale per row, and their inputs are not rounded to 8 bits.
+    /// - fp8: a rounding of the mantissa of each weight to 4 bits.
+    /// - int4: a rounding of weights to 16 values over the range of a group of 128 weights.
     pub fn of(precision: impl Into<Precision>) -> Self {
         match precision.into() {
             Precision::F16 => Self {
@@ -267,7 +271,8 @@ impl ReferenceCase {
             .collect()
     }
 
-    /// Returns the elements of an output that are in the reference, or `None` if the shape of the reference does not fit the output.
+    /// Returns the part of an output that the reference contains: all elements, or the first columns of the rows `self.rows`. Returns `None`
+    /// if the shape of the reference does not fit the output.
     fn select(&self, output: &Output, shape: &[u64]) -> Option<Vec<f32>> {
         let width = output.shape.last().copied().unwrap_or(1).max(1) as usize;
         let kept = (shape.last().copied().unwrap_or(1) as usize).min(width);

@@ -67,7 +67,7 @@ pub(super) fn model(
         extended: None,
         expectations: Vec::new(),
     };
-    // If the sentence-transformers modules and the description have an output of the same name, that of the modules is built.
+    // If the sentence-transformers modules and the description have an output of the same name, the output of the modules is built.
     let computed = computed(modules).filter(|name| outputs.contains(name));
     let pooled = computed.is_some();
     let described = |name: &At<String>| {
@@ -163,8 +163,8 @@ pub(super) struct Builder<'a> {
     inputs: HashMap<(u32, BatchInput), NodeId>,
     /// Part, number of heads and head size of each cache, by name.
     caches: HashMap<String, (u32, u32, u32)>,
-    /// Number of valid ids of each input. An input may index several tables, each from an offset. The number is the minimum of the tables'
-    /// rows minus their offsets.
+    /// Number of valid ids of each input. If an input indexes several tables, each from an offset, this is the minimum over the tables of
+    /// the number of rows minus the offset.
     rows: HashMap<BatchInput, u32>,
     /// Token id that is not counted as a position (`skips` of `embedding`).
     skipped: Option<u32>,
@@ -298,7 +298,7 @@ impl<'a> Builder<'a> {
         Ok(id)
     }
 
-    /// Returns the node of a computed position table, one per style and size.
+    /// Returns the node of a computed position table. All uses of the same style and size share one node.
     fn sinusoid(
         &mut self,
         style: Sinusoid,
@@ -339,7 +339,7 @@ impl<'a> Builder<'a> {
         Err(self.values.about(problem, &[place], "too large".to_owned()))
     }
 
-    /// Returns the node of a computed weight, one per name.
+    /// Returns the node of a computed weight. All uses of the same name share one node.
     fn computed(
         &mut self,
         name: String,
@@ -377,7 +377,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// Returns the width of each of `heads` equal parts of the rows of `x`.
+    /// Divides the rows of `x`, an operand of `op`, into `heads` equal parts, and returns the width of a part.
     fn part_of(
         &self,
         node: &str,

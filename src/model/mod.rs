@@ -107,8 +107,8 @@
 //! - Relative keys and values that are added to keys and values by distance (Shaw et al. 2018: BERT's `relative_key`). No kernel fuses
 //!   `relative_scores` into attention yet, so the scores are stored and their memory grows with the square of the sequence length.
 //! - Frequencies of rotary positions that depend on a sequence's length (`dynamic` beyond the trained length).
-//! - Pooling by a token that is found by its id, except for the end token (`end` of `last_token`, as in CLIP), means weighted by token, and
-//!   sums over tokens (SPLADE's first version).
+//! - Pooling by a token that is found by its id, except for the end token (`end` of `last_token`, as in CLIP).
+//! - Averages in which the token determines the weight, and sums over tokens (SPLADE's first version).
 //! - Precomputed values that depend only on weights, such as projections of distances: they are recomputed for every batch.
 
 mod activations;
@@ -221,8 +221,8 @@ impl Description {
         &self.ast.model_types
     }
 
-    /// Returns the outputs that are built for a checkpoint if none is requested: those of the first entry of its `architectures`
-    /// that the description names, else the default outputs.
+    /// Returns the outputs that are built for a checkpoint if none is requested. If the description names entries of the checkpoint's
+    /// `architectures`, these are the outputs of the first such entry. Otherwise, they are the default outputs.
     ///
     /// # Errors
     /// Returns an error if the description lists architectures, and `architectures` of `config` names only others, one of which has a

@@ -12,7 +12,8 @@ use crate::{
 pub const EMBEDDING: &str = "sentence_embedding";
 /// Output with a sparse embedding: a weight for each vocabulary entry, `[batch, vocabulary]`, or for each token, `[tokens, 1]`.
 pub const SPARSE: &str = "sparse";
-/// Output that scores are computed from. The module [`LogitScore`](Module::LogitScore) computes it if present, and the description if not.
+/// Output from which scores are computed. If the module [`LogitScore`](Module::LogitScore) is present, it computes this output. Otherwise,
+/// the description computes it.
 pub const LOGITS: &str = "sequence_logits";
 /// Output with the state of each token, `[tokens, width]`. Most modules start from this output of the description.
 pub const STATES: &str = "last_hidden_state";

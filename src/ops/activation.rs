@@ -45,8 +45,8 @@ impl Activation {
         }
     }
 
-    /// Bound on the absolute error of the device function for 16-bit types if the result is near 0, before rounding to 16 bits. For GELU,
-    /// the bound is 0.18 · 2⁻¹⁶, and it holds for results below 2⁻⁶ in magnitude.
+    /// Max absolute error near 0 of the device function for 16-bit types, before its result is rounded to 16 bits. For GELU, this bound is
+    /// 0.18 · 2⁻¹⁶, and it holds for results below 2⁻⁶ in magnitude.
     pub const fn error_at_zero(self) -> f32 {
         match self {
             Activation::GeluExact | Activation::GeluTanh => 2.8e-6,
@@ -128,8 +128,9 @@ pub fn erfc(x: f64) -> f64 {
     }
 }
 
-/// Below this argument, a series computes `erf` in few terms. From this argument on, a continued fraction computes `erfc` in few levels.
-/// The series would be less precise for these arguments: `erfc` is small (5e-3 at 2), so `1 − erf` would lose digits.
+/// Arguments below this threshold use a series, which computes `erf` in few terms. Other arguments use a continued fraction, which
+/// computes `erfc` in few levels. The series would be less precise for large arguments: `erfc` is small (5e-3 at 2), so `1 − erf` would
+/// lose digits.
 const SERIES_BELOW: f64 = 2.0;
 
 /// Abramowitz and Stegun 7.1.6: `2/√π · exp(−x²) · Σ 2ⁿx²ⁿ⁺¹ / (1·3·…·(2n + 1))`. All terms have the same sign.
@@ -144,8 +145,8 @@ fn erf_series(x: f64) -> f64 {
     FRAC_2_SQRT_PI * (-x * x).exp() * sum
 }
 
-/// Abramowitz and Stegun 7.1.14 for x ≥ 2, a continued fraction that is evaluated from level 80 upward:
-/// `exp(−x²)/√π · 1/(x + ½/(x + 1/(x + 3/2/(x + …))))`.
+/// Abramowitz and Stegun 7.1.14 for x ≥ 2: `exp(−x²)/√π · 1/(x + ½/(x + 1/(x + 3/2/(x + …))))`. The continued fraction is cut off after
+/// 80 levels, and evaluated from the innermost level outward.
 fn erfc_fraction(x: f64) -> f64 {
     let fraction = (1..=80)
         .rev()

@@ -15,7 +15,8 @@ pub enum BatchInput {
     Positions,
     /// i32 `[batch + 1]`: first token of each sequence. The last entry is the number of tokens.
     CuLens,
-    /// i64 `[batch + 1]`: offset of each sequence's scores among the `pairs` scores of a head; the prefix sum of squared lengths.
+    /// i64 `[batch + 1]`: index of each sequence's first score among the `pairs` scores of a head. This is the sum of the squared lengths
+    /// of all earlier sequences.
     PairOffsets,
     /// i32 `[batch, longest]`: 1 where the padded input holds a token.
     Mask,

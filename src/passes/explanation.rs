@@ -84,7 +84,7 @@ impl Report {
     }
 }
 
-/// Formats the report with symbolic numbers of elements instead of bytes.
+/// Formats the report without the sizes of a batch: the memory traffic is given as symbolic numbers of elements instead of bytes.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for entry in &self.entries {

@@ -207,7 +207,7 @@ mod tests {
     use super::super::tests::{alone, models::Builder, refusals, story};
     use crate::graph::{Graph, Op};
 
-    /// Returns attention whose query, key and value are adjacent slices of 16 columns of one value.
+    /// Returns a graph with attention whose query, key and value are adjacent slices of 16 columns of one tensor.
     fn attention() -> Builder {
         let mut b = Builder::default();
         let x = b.tokens(48);

@@ -14,8 +14,8 @@ pub(super) fn kept(graph: &Graph, id: NodeId, reader: NodeId) -> Option<String> 
     (!others.is_empty()).then(|| format!("{} is also read by {others}", quoted(graph, id)))
 }
 
-/// Returns the reason why the value `id` must be stored even if a single node reads it: the value is an output. Returns `None` for all
-/// other values.
+/// Returns the reason why the value `id` must be stored even if a single node reads it. The only such reason is that the value is an
+/// output. Returns `None` if it is not an output.
 pub(super) fn stored(graph: &Graph, id: NodeId) -> Option<String> {
     let (output, _) = graph.outputs().iter().find(|&&(_, o)| o == id)?;
     let name = &graph.node(id).name;

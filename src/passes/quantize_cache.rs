@@ -73,8 +73,8 @@ fn rows(graph: &Graph, cache: NodeId) -> CacheRows {
     }
 }
 
-/// Returns the name in the checkpoint of the linear layer that computes the rows of a cache, or the name of the cache's node if there is no
-/// such layer.
+/// Finds the linear layer that computes the rows of a cache, and returns the layer's name in the checkpoint. If there is no such layer,
+/// returns the name of the cache's node.
 fn linear(graph: &Graph, cache: NodeId) -> String {
     let traced = || {
         let (mut value, mut column) = (cache, 0);
@@ -94,7 +94,7 @@ fn linear(graph: &Graph, cache: NodeId) -> String {
                         return None;
                     };
                     match expr {
-                        // This matrix resizes the heads, so take the element's column before the resizing.
+                        // A product with this matrix resizes the heads, so convert the column to that of the head before the resizing.
                         WeightExpr::ResizedHeads { from, to, .. } => column = column / to * from,
                         _ => {
                             let name = expr.name_of_row(column)?;

@@ -14,8 +14,7 @@ use crate::{
 /// Name of the rewrite, used in reports and to disable it.
 pub const NAME: &str = "quantize_inputs";
 
-/// The number of columns and the number of rows of a weight must be multiples of this. Rows of weights in E4M3 then start at multiples of
-/// 16 bytes.
+/// Both dimensions of a weight must be multiples of this number. The rows of a weight in E4M3 then start at multiples of 16 bytes.
 const STEP: u64 = 16;
 
 /// Rewrites `linear(x, w)` to `scaled_linear(to_e4m3(x), quantize(w), scale)`.

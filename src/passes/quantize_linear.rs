@@ -11,7 +11,7 @@ use crate::{
 /// Name of the pass in reports.
 pub(super) const NAME: &str = "quantize_linear";
 
-/// Start of the sentence about a linear layer in a report.
+/// First words of the sentence that a report prints about a linear layer.
 const WEIGHT: &str = "its weight is";
 
 /// Stores the weight of every linear layer in the format of the options: `linear(x, w)` becomes `linear(x, quantize(w))`.
@@ -20,7 +20,7 @@ const WEIGHT: &str = "its weight is";
 /// - A format with larger errors than int8 is not applied to output heads.
 /// - A weight that keeps its published format has this format in all linear layers, including heads.
 ///
-/// With `fp8_inputs`, the inputs of fp8 products are also in E4M3, if a bound of the input is known (`quantize_inputs`).
+/// With `fp8_inputs`, the input of an fp8 linear layer is also converted to E4M3 if a bound of this input is known (`quantize_inputs`).
 ///
 /// This pass changes results, so it is not in [`all`](super::all). It runs after all passes of that list, and only on request.
 pub(super) fn run(
@@ -194,7 +194,7 @@ mod tests {
             layers.iter().find(|(_, parts)| parts.len() > 1).unwrap(),
             layers.iter().find(|(_, parts)| parts.len() == 1).unwrap(),
         );
-        // Published formats of all parts of one layer's weight, and of all but one part of another layer's weight.
+        // For one layer, all parts of the weight are published in a quantized format. For another layer, all parts except the first are.
         let mut published: BTreeMap<String, Format> = BTreeMap::new();
         published.insert(one.1[0].clone(), Format::FP8);
         for part in &several.1[1..] {

@@ -23,7 +23,7 @@ pub enum Entry {
         anchor: String,
         /// The merged operators in their original form, in topological order.
         merged: Vec<Part>,
-        /// Number of kernel launches saved per run. It is negative for a pass that only prepares another pass.
+        /// Number of kernel launches saved per run. It is negative for a pass that only prepares the graph for another pass.
         launches_saved: i64,
         moved: Moved,
     },
@@ -60,7 +60,7 @@ impl fmt::Display for Part {
 }
 
 /// Number of elements of intermediate results that a group of operators reads from and writes to device memory. Each operand of an operator
-/// is counted once. Weights and the batch's ids are excluded, since no pass saves them.
+/// is counted once. Weights and the batch's ids are excluded, since no pass reduces their memory traffic.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Moved {
     pub before: Size,

@@ -54,7 +54,7 @@ pub struct PlanCache {
 #[derive(Clone, Debug)]
 struct Entry {
     plan: Arc<Plan>,
-    /// [`Allocator::last_arena`] after planning, passed to [`Allocator::reuse`].
+    /// Value of [`Allocator::last_arena`] after the plan was made. It is passed to [`Allocator::reuse`].
     arena: u64,
 }
 
@@ -68,8 +68,9 @@ impl PlanCache {
         }
     }
 
-    /// Returns the plan for the batch shape `key`: the cached plan if it is still valid, otherwise a new plan for the result of `records`.
-    /// In both cases, `allocator` counts the request, and the caller must then free and allocate chunks to match [`held`](Allocator::held).
+    /// Returns the plan for the batch shape `key`: the cached plan if it is still valid, otherwise a new plan for the usage records that
+    /// `records` returns. In both cases, `allocator` counts the request, and the caller must then free and allocate chunks to match
+    /// [`held`](Allocator::held).
     ///
     /// # Errors
     /// Returns an error if `records` or [`Allocator::plan`] returns one.

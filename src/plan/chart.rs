@@ -15,7 +15,7 @@ const RIGHT: f64 = 20.0;
 const TOP: f64 = 64.0;
 /// Gap between two lanes (the bands of two chunks). It contains the heading of the lower lane.
 const LANE_GAP: f64 = 28.0;
-/// Total height of all lanes, unless a lane would be lower than [`MIN_LANE_HEIGHT`].
+/// Height that all lanes together share in proportion to their bytes. A lane whose part is less than [`MIN_LANE_HEIGHT`] gets this minimum.
 const LANES_HEIGHT: f64 = 520.0;
 const MIN_LANE_HEIGHT: f64 = 56.0;
 const LOAD_HEIGHT: f64 = 72.0;

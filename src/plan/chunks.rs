@@ -15,10 +15,11 @@ const SMALLEST_CHUNK: u64 = 256 << 10;
 /// Policy for allocating and releasing memory in [`ChunkAllocator`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ChunkPolicy {
-    /// Max headroom of a new chunk in bytes, in addition to the bytes that the chunk is made for; a multiple of [`ALIGNMENT`].
+    /// Max headroom of a new chunk in bytes; a multiple of [`ALIGNMENT`]. The headroom is the difference between the size of the chunk and
+    /// the number of bytes that the chunk is made for.
     pub default_chunk: u64,
-    /// Size of a new chunk as a multiple (1 to 16) of the bytes it is made for, so that a slightly longer request fits. The headroom is at
-    /// most `default_chunk` bytes, even if this multiple is larger.
+    /// Size of a new chunk as a multiple (1 to 16) of the bytes that the chunk is made for, so that a slightly longer request fits. The
+    /// size is less than this multiple if the headroom would exceed `default_chunk` bytes.
     pub growth: f64,
     /// Memory is released after this number of consecutive requests that do not use it. 0 and 1 both mean immediate release, as in
     /// TurboTransformers.
@@ -153,8 +154,8 @@ impl ChunkAllocator {
         self.held.iter().sum()
     }
 
-    /// Adds a request with an arena of `arena` bytes to the series of requests that needed less memory than was held. Returns an empty
-    /// series if the largest of these requests needs the held memory.
+    /// Returns the series of requests that needed less memory than was held, with a request for an arena of `arena` bytes appended. Returns
+    /// an empty series if the largest of these requests needs the held memory.
     fn excess_with(&self, arena: u64) -> Excess {
         let largest_arena = self.excess.largest_arena.max(arena);
         if self.total_held() <= self.policy.budget(largest_arena) {

@@ -4,6 +4,8 @@
 //! chunk and an offset for each tensor. Tensors that are never alive at the same operator may share bytes. A plan contains numbers only.
 //! The owner of the memory, on the host or on a device, creates the chunks that [`Allocator::held`] lists.
 //!
+//! Each row of the table is an implementation of [`Allocator`]:
+//!
 //! | allocator | strategy | source |
 //! |---|---|---|
 //! | [`ChunkAllocator`] | the default: chunks that are reused between requests | TurboTransformers 4.2, with documented changes |
@@ -163,8 +165,8 @@ fn aligned(bytes: u64) -> u64 {
         .unwrap_or(u64::MAX - (ALIGNMENT - 1))
 }
 
-/// Returns the maximum over all operators of the sum of aligned sizes alive at that operator. No plan can use less memory. Sums beyond
-/// `u64` saturate.
+/// Returns a lower bound on the memory of any plan. For each operator, the aligned sizes of the tensors that are alive at this operator are
+/// added up. The bound is the largest of these sums. Sums beyond `u64` saturate.
 pub fn lower_bound(records: &[UsageRecord]) -> u64 {
     let mut events: Vec<(u32, bool, u64)> = Vec::with_capacity(2 * records.len());
     for record in records {
@@ -259,7 +261,7 @@ fn release(held: &mut Vec<u64>, stats: &mut RequestStats) -> u64 {
     held.drain(..).sum()
 }
 
-/// Returns the total size of the chunks in `these` that `those` lacks or has with another size.
+/// Returns the total size of the chunks in `these` whose id does not exist in `those` or has another size there.
 fn bytes_not_in(these: &[u64], those: &[u64]) -> u64 {
     let differing = these
         .iter()
@@ -281,8 +283,8 @@ impl RequestStats {
 }
 
 impl Plan {
-    /// Creates the plan that places each record at the given chunk id and offset. `None` means a record of zero bytes. To have a valid
-    /// address, it is placed at the start of the first chunk that other records use, or else of the first existing chunk.
+    /// Creates the plan that places each record at the given chunk id and offset. `None` means a record of zero bytes. Such a record is
+    /// placed at the start of the first chunk that other records use, or else of the first existing chunk, so that its address is valid.
     fn new(places: &[Option<(usize, u64)>], held: &[u64]) -> Self {
         let used = places.iter().flatten().map(|&(id, _)| id).min();
         let home = used

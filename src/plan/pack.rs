@@ -65,7 +65,7 @@ impl Bin {
 
     /// Returns the offset of the smallest gap that fits `item`, or else the end of the highest tensor, if `item` fits above it. Only
     /// tensors whose lifetimes overlap with that of `item` are in its way. This is `FindGapFromChunk` (TurboTransformers, algorithm 2) with
-    /// two errors of the listing corrected: it reverses the comparison with the space at the end of the chunk, and it does not say that
+    /// two corrections: the listing in the paper reverses the comparison with the space at the end of the chunk, and it does not say that
     /// tensors must be visited in order of offset.
     pub fn find_gap(&self, item: &Item) -> Option<u64> {
         let mut smallest_gap = u64::MAX;
@@ -155,8 +155,8 @@ pub(super) struct Packing {
     pub open_top: u64,
 }
 
-/// Max number of tensors that [`search`] examines, at about a nanosecond per tensor. For n items, the limit is raised to 2n² if that is
-/// larger; this is enough for about four packings. The limit is a count and not a time, so that plans are equal on all machines.
+/// Max number of times that [`search`] examines a tensor. Each time takes about a nanosecond. For n items, the limit is raised to 2n² if
+/// that is larger; this is enough for about four packings. The limit is a count instead of a time, so that plans are equal on all machines.
 const EFFORT: usize = 40_000;
 
 /// Packs the items into bins of the given capacities and one open bin after them, and minimizes the

@@ -203,8 +203,8 @@ fn check_as_new(used: &mut dyn Allocator, new: &mut dyn Allocator, requests: &[V
     }
 }
 
-/// Returns the ratio of a new allocator's footprint to the lower bound for each of several random graphs with a fixed seed, in ascending
-/// order. Graphs smaller than one chunk are excluded, because the chunk size would hide any waste.
+/// Generates random graphs from a fixed seed. For each graph, divides the footprint of a new allocator by the lower bound. Returns these
+/// ratios in ascending order. Graphs smaller than one chunk are excluded, because the chunk size would hide any waste.
 fn ratios(
     strategy: impl Strategy<Value = Vec<UsageRecord>>,
     footprint: impl Fn(&[UsageRecord]) -> u64,

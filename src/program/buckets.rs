@@ -10,13 +10,13 @@ use crate::{
 
 /// The sizes that the batches of a program are rounded up to.
 ///
-/// The extra tokens of a bucket belong to no sequence, and its extra sequences are empty. A bucket never crosses a bound of a step's
-/// dispatch. It therefore launches the same kernels as its batches, and the rows of a batch are bitwise equal to those of a run without
-/// buckets. A batch is not rounded in three cases:
+/// The extra tokens of a bucket belong to no sequence, and its extra sequences are empty. A bucket never crosses a size at which a step
+/// switches to another kernel. It therefore launches the same kernels as its batches, and the rows of a batch are bitwise equal to those of
+/// a run without buckets. A batch is not rounded in these cases:
 ///
 /// - the size of a tensor or of a launch depends on something other than the numbers of tokens and sequences (stored scores, for example),
-/// - the leading dimension of an output is not the number of tokens, the number of sequences or a constant, or another dimension is not a
-///   constant,
+/// - the leading dimension of an output is something other than the number of tokens, the number of sequences or a constant,
+/// - another dimension of an output is not a constant,
 /// - a sequence is too long for every kernel.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Buckets {
@@ -146,8 +146,8 @@ fn ends(interval: Interval) -> impl Iterator<Item = u64> {
 }
 
 /// Rounds small numbers of tokens up to multiples of 8, the row granularity of the GEMMs for few rows. Rounds larger numbers up to
-/// multiples of a power of two, which is at most 1/32 of the number, and at most the 128 rows of a GEMM tile. Unused rows of a tile cost
-/// nothing.
+/// multiples of a power of two. This power is at most 1/32 of the number of tokens, and at most 128, the number of rows of a GEMM tile.
+/// Unused rows of a tile cost nothing.
 fn rounded_tokens(tokens: u64) -> u64 {
     const MIN_STEP: u64 = 8;
     const MAX_STEP: u64 = 128;

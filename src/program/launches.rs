@@ -27,8 +27,8 @@ struct Launch {
     name: String,
     origin: Origin,
     symbol: String,
-    /// The batches for which the step launches this kernel. Their rows are those of the launch, so the number of rows may differ from the
-    /// number of tokens.
+    /// The batches for which the step launches this kernel. The number of rows in [`Batches`] is that of the launch, which may differ from
+    /// the number of tokens.
     batches: Batches,
     /// Estimated time in microseconds; `None` if the kernel is not selected by cost.
     us: Option<f64>,
@@ -64,8 +64,8 @@ impl Iterated for Refused {
 }
 
 impl Program {
-    /// Returns the launches of a batch on `machine`, with the estimates that the kernels were selected by. `fusions` are the decisions of
-    /// the lowering that created this program.
+    /// Returns the launches of a batch on `machine`, with the estimated times by which the kernels were selected. `fusions` are the
+    /// decisions of the lowering that created this program.
     ///
     /// # Errors
     /// Returns an error if [`Step::launch`](super::Step::launch) returns one.

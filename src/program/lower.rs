@@ -46,8 +46,8 @@ pub struct LowerOptions<'a> {
     pub attention: AttentionChoice,
     /// Whether each operator has one kernel for all batches ([`Program::invariant`]).
     pub invariant: bool,
-    /// Whether the rows of activations may be rounded to E4M3 or int8, each with its own scale, for products with a packed weight of the
-    /// same type.
+    /// Whether activations may be rounded to E4M3 or int8 before they are multiplied by a packed weight of the same type. Each row of the
+    /// activations then has its own scale.
     pub quantizes_rows: bool,
     /// Whether every operator has separate launches, even if a fused launch is faster.
     pub no_fused_launches: bool,
@@ -118,7 +118,7 @@ struct Lowering<'a> {
     program: Program,
     tensor_of: HashMap<NodeId, TensorIndex>,
     meta_of: HashMap<BatchInput, TensorIndex>,
-    /// Attention nodes whose decode kernels append to the cache themselves, each with the nodes of the append.
+    /// Attention nodes whose decode kernels append to the cache themselves, each with the nodes that the separate append launch computes.
     appending: HashMap<NodeId, (Appending, Vec<NodeId>)>,
     /// Scratch tensors of implementations, by node and name.
     scratch_of: HashMap<(NodeId, &'static str), TensorIndex>,
@@ -266,8 +266,8 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Returns the tensors that the kernels of a dispatch read, in the order of their parameters. Batch inputs are named by
-    /// the kernel; `named` returns the tensor of any other parameter.
+    /// Returns the tensors that the kernels of a dispatch read, in the order of their parameters. The kernel itself declares which of its
+    /// parameters are batch inputs. For any other parameter, `named` returns the tensor, given the parameter's name.
     fn bind(
         &mut self,
         dispatch: &Dispatch<KernelSpec>,
@@ -300,7 +300,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// Returns the tensor of the operand `name` of the node `id`. If `id` is the last node of a launch that prepares operands of attention,
-    /// returns the tensor of this launch's operand.
+    /// `name` refers to an operand of the launch instead.
     fn operand(&self, id: NodeId, name: &str) -> Option<TensorIndex> {
         let operand = match self.prepared.launch(id) {
             Some(launch) => launch.read(name),

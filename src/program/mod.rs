@@ -67,8 +67,8 @@ pub struct Cache {
     pub name: String,
     pub heads: u32,
     pub head: u32,
-    /// Index in [`Program::parts`] of the part that appends to the cache. Positions of the cache are positions of tokens of that part's
-    /// stream ([`Part::stream`]).
+    /// Index in [`Program::parts`] of the part that appends to the cache. A position of the cache is the position of a token in the stream
+    /// of that part ([`Part::stream`]).
     pub part: u32,
     /// Whether the cache has exactly one position per sequence, regardless of the sequence's length.
     pub one_position: bool,
@@ -141,8 +141,8 @@ impl Program {
         is_one.then_some((*tensor, vocabulary))
     }
 
-    /// Returns the token vectors for late interaction, `[tokens, width]`, and their width; `None` if the program has no such output of this
-    /// shape.
+    /// Returns the token vectors for late interaction, `[tokens, width]`, and their width; `None` if the program has no output
+    /// [`TOKEN_VECTORS`] of this shape.
     pub fn token_vectors(&self) -> Option<(TensorIndex, u32)> {
         let (_, tensor) = self
             .outputs

@@ -82,8 +82,8 @@ impl Step {
         kernels
     }
 
-    /// Rewrites a size that a kernel declares for a parameter as a size of the batch. Kernels use [`Symbol::Rows`], which means the step's
-    /// rows.
+    /// Converts a size that a kernel declares for a parameter to a size that depends only on the batch: replaces [`Symbol::Rows`] with the
+    /// step's `rows`, and also [`Symbol::Batch`] with the number of tokens if `by_token` is true.
     pub(super) fn bind(&self, size: &Size) -> Size {
         let size = size.bind(Symbol::Rows, &self.rows);
         match self.by_token {

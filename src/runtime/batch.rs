@@ -51,7 +51,7 @@ pub struct Batch {
     padded: Option<Padded>,
     /// Number of tokens of each sequence, not counting padding; `None` unless [`Batch::with_padding`] has added padding.
     valid_lens: Option<Vec<u32>>,
-    /// Number of leading tokens of each sequence that tokens may attend to; `None` if this is every token.
+    /// Number of leading tokens of each sequence that tokens may attend to; `None` if tokens may attend to all tokens.
     attended: Option<Vec<u32>>,
     /// Number of leading tokens of each sequence that pooling leaves out; `None` if pooling includes all tokens.
     left_out: Option<Vec<u32>>,

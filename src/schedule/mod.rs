@@ -242,7 +242,7 @@ pub trait Scheduler: Send {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// Target latency. A lazy scheduler starts a batch early enough to finish within half of this latency. `packed` raises a class of
-    /// requests by one class each time the oldest request of the class has waited for four times this latency.
+    /// requests by one class for each full period that the oldest request of the class has waited. The period is four times this latency.
     pub slo: Micros,
     /// Maximum time for which a lazy scheduler waits for more requests.
     pub timeout: Micros,

@@ -37,7 +37,8 @@ const LOOK_AHEAD: usize = 64;
 const PASSED_OVER: u8 = 8;
 /// Time before the end of the running batch at which the next batch is submitted.
 const GUARD: Micros = Micros(300);
-/// The requests of a class move up by one class each time the oldest of them has waited for this multiple of the target latency.
+/// The requests of a class move up by one class for each full period that the oldest of them has waited. The period is this multiple of the
+/// target latency.
 const AGEING: u64 = 4;
 
 /// Packed scheduler. Each decision plans at most one batch per lane, in these steps:
@@ -47,9 +48,9 @@ const AGEING: u64 = 4;
 ///    run alone for this estimate.
 /// 2. The token budget is the smallest number of tokens that reaches 97 % of the maximum throughput, or 99.5 % if no request has a deadline
 ///    and at least two full batches are waiting. The costs predict the throughput for the mean sequence length of the first 64 waiting
-///    requests. The budget is halved until the batch fits in the lane's memory. If fewer than two full batches are waiting, it is also
-///    halved until the batch takes at most half of the time left until the earliest deadline, as long as the throughput stays above the
-///    arrival rate.
+///    requests, each weighted by its number of tokens. The budget is halved until the batch fits in the lane's memory. If fewer than two
+///    full batches are waiting, it is also halved until the batch takes at most half of the time left until the earliest deadline, as long
+///    as the throughput stays above the arrival rate.
 /// 3. Urgent requests come first, earliest deadline first. A request is urgent if its deadline is less than two batch times after the start
 ///    of the planned batch. The other requests follow by class. The requests of a class move up by one class each time the oldest of them
 ///    has waited for four times the target latency. Tenants of one class take turns by tokens (deficit round robin); each tenant's requests
@@ -97,7 +98,7 @@ struct Batch {
     /// Target number of tokens.
     budget: u64,
     bytes: u64,
-    /// Number of tokens that fit in the lane's memory however they are divided into sequences; 0 if unknown.
+    /// Number of tokens that fit in the lane's memory for any division of these tokens into sequences; 0 if unknown.
     roomy: u64,
 }
 
@@ -280,7 +281,7 @@ impl Packed {
             let len = f64::from(w.tokens);
             (tokens + len, pairs + len * len)
         });
-        // Quantize the mean length to quarter octaves.
+        // The mean weights each request by its number of tokens. It is quantized to a power of 2^(1/4).
         let step = (f64::max(pairs / f64::max(tokens, 1.0), 1.0).log2() * 4.0).round();
         let mean = (step / 4.0).exp2();
         let slack = self

@@ -294,7 +294,7 @@ impl Soonest {
         soonest
     }
 
-    /// Returns whether the earliest deadline is at the top of the heap.
+    /// Returns whether the earliest request is at the top of the heap, instead of at the front of the FIFO queue.
     fn is_top(&self) -> bool {
         let top = self.deadlines.first().zip(self.ids.first());
         match (top, self.in_order.front()) {
@@ -342,8 +342,8 @@ impl Soonest {
 }
 
 /// Requests of a batch, by row. With [`Layout::Packed`](super::Layout::Packed) and [`Layout::Padded`](super::Layout::Padded), each row has
-/// one request. With [`Layout::Rows`](super::Layout::Rows), each row here is one slot of the layout, and `length / slot` consecutive
-/// slots form one of the layout's rows.
+/// one request. With [`Layout::Rows`](super::Layout::Rows), an entry of this type is a slot instead of a whole row of the layout: each row
+/// of the layout has `length / slot` consecutive entries.
 #[derive(Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(from = "Vec<Vec<u64>>", into = "Vec<Vec<u64>>")]
 pub struct Rows {

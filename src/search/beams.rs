@@ -19,7 +19,7 @@ pub struct Beams {
 /// Condition for ending the search once the number of finished hypotheses is the number of beams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EarlyStopping {
-    /// End if the best beam at its current length does not score higher than the worst hypothesis.
+    /// End if the best beam, scored with its current length, does not beat the worst hypothesis.
     Heuristic,
     /// End at once.
     Yes,
@@ -125,7 +125,8 @@ pub enum Kept {
 
 /// Scores of the beams of one request, without their tokens. With one group, the search works as `_beam_search` in version 5 of the library
 /// transformers. Version 5 does not support several groups, so a search with several groups ends by the rules of `BeamSearchScorer` in
-/// version 4. Entry `i` of a list belongs to beam `i` or to the `i`-th best hypothesis, and the entries of a group are contiguous.
+/// version 4. In each list of beams or hypotheses, entry `i` belongs to beam `i` or to hypothesis `i`, and the entries of a group are
+/// contiguous.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BeamState {
     /// Sum of the log-probabilities of each beam.
@@ -136,7 +137,7 @@ pub struct BeamState {
     pub done: Vec<bool>,
 }
 
-/// Result of a step of all groups.
+/// Result of one step, for all groups.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stepped {
     /// Continuation of each beam. Beams of a finished group do not change.
@@ -145,7 +146,7 @@ pub struct Stepped {
     pub kept: Vec<Kept>,
 }
 
-/// Inputs of a step that decide which beams end.
+/// Inputs of a step. They determine which beams end.
 #[derive(Clone, Copy, Debug)]
 pub struct Ending<'a> {
     /// End tokens.
@@ -277,8 +278,8 @@ impl BeamState {
         let just_ended = |i: usize| match is_end[i] || options.groups == 1 {
             // Only the first `n` candidates may become finished hypotheses. The others may only continue beams.
             true => (is_end[i] || is_last) && i < n,
-            // With several groups, the first `n` candidates without an end token become finished hypotheses in the last step. They do not
-            // if candidates with end tokens complete the group (`becomes_full`).
+            // With several groups, the first `n` candidates without an end token become finished hypotheses in the last step, unless
+            // candidates with end tokens already complete the group (`becomes_full`).
             false => is_last && n_open(i) < n && !becomes_full,
         };
         let length = (n_new as f32).powf(options.length_penalty);

@@ -4,8 +4,8 @@
 /// has fewer logits above −∞.
 ///
 /// The selection has two stages (LightSeq, Wang et al. 2021, section 2.2: hierarchical auto-regressive search). The row is divided into 2k
-/// groups. The k-th largest of the groups' maxima is a lower bound of the k-th largest logit, so only logits that are at least this bound
-/// are sorted.
+/// groups. The k-th largest of the groups' maxima is a lower bound on the k-th largest logit, so logits below this bound need not be
+/// sorted.
 pub fn largest(row: &[f32], k: usize) -> Vec<(u32, f32)> {
     let k = k.min(row.len());
     if k == 0 {

@@ -15,7 +15,7 @@ pub struct Rules {
     pub presence_penalty: f32,
     /// Tokens, each with the amount that is added to its logit.
     pub bias: Vec<(u32, f32)>,
-    /// Length of the n-grams that must not occur twice; 0 disables it.
+    /// Length of the n-grams that must not occur twice; 0 disables this rule.
     pub no_repeat_ngram: usize,
     /// End tokens.
     pub end: Vec<u32>,
@@ -102,8 +102,8 @@ impl Rules {
         }
     }
 
-    /// Returns whether the GPU kernels support these rules. The kernels do not support the frequency penalty, the presence penalty or the
-    /// bias of OpenAI's API, a forced prefix, or suppressed tokens after a forced first token.
+    /// Returns whether the GPU kernels support these rules. The kernels do not support the frequency penalty, the presence penalty and the
+    /// bias, which come from OpenAI's API. They support neither a forced prefix nor suppressed tokens after a forced first token.
     pub fn suit_devices(&self) -> bool {
         let is_plain = self.forced_first.is_none() || self.suppressed_first.is_empty();
         is_plain

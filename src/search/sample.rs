@@ -1,7 +1,7 @@
 use super::candidates::largest;
 
-/// Sampling options. The fields apply in the order of their declaration, as in Hugging Face transformers: each restricts the tokens that
-/// the previous ones leave.
+/// Sampling options. The fields apply in the order of their declaration, as in Hugging Face transformers. Each field after the temperature
+/// restricts the tokens that the previous fields leave.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
     /// Divisor of the logits.

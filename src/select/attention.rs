@@ -60,8 +60,8 @@ impl Attention {
         }
     }
 
-    /// Returns the kernels that convert their result to E4M3, by the longest sequence. Returns `None` if some sequence length has no such
-    /// kernel.
+    /// Returns a dispatch of kernels that convert their result to E4M3, by the length of the longest sequence. Returns `None` if some
+    /// sequence length has no such kernel.
     pub fn to_e4m3(&self, machine: &Machine, invariant: bool) -> Option<Dispatch<KernelSpec>> {
         match machine.instructions {
             Instructions::Ampere => None,
@@ -222,8 +222,9 @@ impl Attention {
     }
 }
 
-/// Replaces each kernel of the dispatch `plain` by one that also converts its result to E4M3. The closure `attention` returns the attention
-/// of a kernel, or `None` if this kernel has no variant with a conversion. If one kernel has no such variant, the result is `None`.
+/// Replaces each kernel of the dispatch `plain` by one that also converts its result to E4M3. For a kernel, the closure `attention` returns
+/// the attention part of the replacement, or `None` if the kernel has no variant with a conversion. If any kernel has no such variant, the
+/// result is `None`.
 fn converted(
     plain: &Dispatch<KernelSpec>,
     attention: impl Fn(&KernelSpec) -> Option<FusedMha>,
@@ -297,8 +298,9 @@ fn with_few_tokens(dispatch: Dispatch<KernelSpec>, few: MhaSplitKeys) -> Dispatc
     Dispatch::of([first].into_iter().chain(rest).collect())
 }
 
-/// Returns the ranges that sequences of at most `longest` tokens can reach, so that kernels for longer sequences are not compiled. The last
-/// range has no upper bound. The result is therefore correct even for unchecked lengths.
+/// Removes the ranges after the first one that includes `longest` and whose kernel supports every length ([`MhaShort`] does not). Kernels
+/// for longer sequences are then not compiled. The last remaining range has no upper bound, so the result is correct even for unchecked
+/// lengths.
 fn within(
     mut ranges: Vec<(Option<u64>, KernelSpec)>,
     longest: Option<u64>,
@@ -354,7 +356,7 @@ mod tests {
         );
         let few = problem.by_length(&machine, Some(100));
         assert!(Batches::ALL.is_covered_by(&few.covered()));
-        // The limit of 100 tokens omits no range: longer sequences must be served as well.
+        // The limit of 100 tokens removes no range, because only the last kernel supports every length.
         assert_eq!(shown(&few).len(), all.len());
         let on_hopper = problem.by_length(&testing::hopper(), Some(100));
         assert_eq!(

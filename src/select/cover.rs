@@ -1,6 +1,6 @@
 //! Covers of chains. A cover is a list of implementations that together compute all sites of a [`Chain`]. For one number of rows, the
-//! cheapest cover is a shortest path over the sites. Over all numbers of rows, covers are selected for a small loss of time, few kernels
-//! and few changes of cover.
+//! cheapest cover is a shortest path over the sites. Over all numbers of rows, the selection weighs the loss of time against the number of
+//! kernels and the number of changes of cover.
 
 use super::{
     Dispatch, Timings,
@@ -35,7 +35,7 @@ pub struct ChosenLaunch {
     pub sites: usize,
     /// The implementation's first site in the chain; the sites of `bindings` are relative to it.
     pub first: usize,
-    /// The launch is appended to the program when the node of this site is lowered. The index is relative to the chain.
+    /// Index of a site in the chain. The launch is appended to the program when the node of this site is lowered.
     pub site: usize,
     pub bindings: Bindings,
     pub dispatch: Dispatch<KernelSpec>,
@@ -105,9 +105,9 @@ impl SelectionInput<'_> {
             .collect()
     }
 
-    /// Returns kernels that are not selected for this number of rows, but that might be fastest if their estimates were slightly wrong. For
-    /// each kernel, let C be the cheapest cover with this kernel, and let `t` be the time of the kernels that C uses and the cheapest of
-    /// all covers does not. The kernel is returned if C takes at most `more · t` longer than the cheapest of all covers.
+    /// Returns kernels that are not selected for this number of rows, but that might be fastest if their estimates were slightly wrong. Let
+    /// B be the cheapest of all covers. For each kernel, let C be the cheapest cover with this kernel, and let `t` be the total time of the
+    /// kernels that are in C but not in B. The kernel is returned if C takes at most `more · t` longer than B.
     pub fn alternatives(&self, rows: u64, more: f64) -> Vec<Alternative> {
         let (kernels, all) = self.edges();
         let (_, times) = kernels.times_on(&[rows]).remove(0);
@@ -254,8 +254,8 @@ impl SelectionInput<'_> {
 /// Reason for refusing rules that round rows to 8 bits.
 const KEPT_ROWS: &str = "inputs of linear layers stay in 16 bits, because the pass `quantize_inputs` is disabled, or because the checkpoint quantizes only weights";
 
-/// Returns the numbers of rows at which covers are compared, in ascending order. The rows of a tile are a multiple of 8. Steps grow with
-/// the number of rows, because one more tile matters less if there are many.
+/// Returns the numbers of rows at which covers are compared, in ascending order. From 64 on, they are multiples of 8, like the rows of a
+/// tile. The distances between them grow, because one more tile matters less if there are many tiles.
 fn fine_rows() -> Vec<u64> {
     let steps = [
         (1, 16, 1),
@@ -272,8 +272,8 @@ fn fine_rows() -> Vec<u64> {
         .collect()
 }
 
-/// Min saving that justifies switching to another cover at some number of rows. A saving is a fraction of the chain's time, integrated over
-/// the natural logarithm of rows. Smaller savings are within the error of the estimates and are not worth another entry in the dispatch.
+/// Min saving that justifies another cover for a range of numbers of rows. A saving is the fraction of the chain's time that the other cover
+/// saves, integrated over the natural logarithm of the number of rows. Smaller savings are within the error of the estimates and are not worth another entry in the dispatch.
 const CHANGE: f64 = 0.0005;
 
 /// Returns the launches of one chain. Each range of rows has one cover (a list of implementations that together compute the chain). The
@@ -321,9 +321,9 @@ fn covered(edges: &Edges, kernels: &Kernels, grid: &[(u64, Vec<f64>)]) -> Vec<Ch
     answer
 }
 
-/// Partitions the rows into ranges with one choice each, by dynamic programming. Minimizes the loss relative to the best choice at each
-/// number of rows, plus [`CHANGE`] for each change. Numbers of rows above `MAX_ROWS / 2` count twice, because they also represent all
-/// larger batches.
+/// Partitions the numbers of rows into ranges with one choice each, by dynamic programming. Minimizes the loss relative to the best choice
+/// at each number of rows, plus [`CHANGE`] for each change. Numbers of rows above `MAX_ROWS / 2` count twice, because they also represent
+/// all larger batches.
 pub(super) fn path(
     n_choices: usize,
     grid: &[(u64, Vec<f64>)],

@@ -59,8 +59,7 @@ impl Edges {
         self.shortest(times)[self.n_sites].0
     }
 
-    /// Compares two covers of the chain: the cheapest one that uses the given edge, and the cheapest of all. Returns how many more cycles
-    /// the former takes.
+    /// Returns how many more cycles the cheapest cover that uses the given edge takes than the cheapest cover of all.
     pub(super) fn cycles_more(&self, from: usize, sites: usize, rule: &str, times: &[f64]) -> f64 {
         let mut with = self.clone();
         let is_it = |edge: &Edge| (edge.from, edge.rule) == (from, rule);
@@ -71,8 +70,8 @@ impl Edges {
         with.least(times) - self.least(times)
     }
 
-    /// For each `n` from 0 to `n_sites`, returns the cycles of the cheapest cover of the first `n` sites, infinite if there is none, and
-    /// the last edge of this cover.
+    /// For each `n` from 0 to `n_sites`, returns the cycles and the last edge of the cheapest cover of the first `n` sites. The cycles are
+    /// infinite if there is no such cover.
     fn shortest(&self, times: &[f64]) -> Vec<(f64, Option<usize>)> {
         let mut best: Vec<(f64, Option<usize>)> = vec![(f64::INFINITY, None); self.n_sites + 1];
         best[0].0 = 0.0;

@@ -111,7 +111,7 @@ pub struct Implementation {
     /// Number of sites that the implementation covers, starting with the first.
     pub sites: usize,
     pub launches: Vec<Launch>,
-    /// Cycles that the launches save together compared with the sum of their estimates.
+    /// Cycles by which all launches together are faster than the sum of their estimates.
     pub saved: f64,
 }
 
@@ -148,8 +148,8 @@ impl Implementation {
 /// One launch of an implementation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Launch {
-    /// The launch is appended to the program when the node of this site is lowered. The index is relative to the implementation's first
-    /// site.
+    /// Index of a site, relative to the implementation's first site. The launch is appended to the program when the node of this site is
+    /// lowered.
     pub site: usize,
     pub bindings: Bindings,
     /// Kernels for the launch, all with the same parameters.
@@ -173,7 +173,7 @@ pub struct Bindings {
     ///
     /// - all parameters that the kernel writes,
     /// - parameters that the kernel reads from another launch of the implementation, and
-    /// - operands of sites whose name in the graph differs from that of the parameter.
+    /// - parameters that read an operand of a site, if the operand has another name in the graph than the parameter.
     pub values: Vec<(&'static str, Operand)>,
 }
 

@@ -8,8 +8,8 @@ use super::{
 };
 use crate::{kernels::KernelSpec, machine::Machine};
 
-/// Min saving of a kernel that is kept: the increase of [`Pruning::loss`] if the kernel is removed, averaged over the sampled numbers of
-/// rows. The loss is a fraction of the time of all chains.
+/// Min saving for which a kernel is kept. The saving is the increase of [`Pruning::loss`] if the kernel is removed, averaged over the
+/// sampled numbers of rows. The loss is a fraction of the time of all chains.
 const WORTH_A_KERNEL: f64 = 0.0009;
 /// Pruning starts with the kernels that are nearly fastest at some sampled number of rows. Such a kernel takes at most `NEAR` times as long
 /// as the kernel that is used for the same launch by the cheapest cover (the cheapest list of implementations that computes the chain).
@@ -57,8 +57,8 @@ impl<'a> Kernels<'a> {
         self.is_kept = is_kept.to_vec();
     }
 
-    /// Returns the cycles of each kernel at the given numbers of rows. They are infinite if the kernel does not support the number or was
-    /// pruned.
+    /// Returns the given numbers of rows, each with the cycles of all kernels. The cycles of a kernel are infinite if it does not support
+    /// the number of rows or was pruned.
     pub(super) fn times_on(&self, rows: &[u64]) -> Vec<(u64, Vec<f64>)> {
         let of_rows = |&rows: &u64| {
             let each = (0..self.candidates.len()).map(|at| self.cycles(at, rows));

@@ -26,7 +26,7 @@ pub enum Site {
     },
     /// LayerNorm, created by [`LayerNorm::new`].
     LayerNorm(LayerNorm),
-    /// The gate of the two halves of a linear layer's rows.
+    /// A gate, which combines the two halves of each row of a linear layer's result.
     Gate(Gate),
     /// LayerNorm of a sum, created by [`BiasResidualLayerNorm::new`].
     SumLayerNorm(BiasResidualLayerNorm),
@@ -50,10 +50,10 @@ pub struct Link {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chain {
     pub links: Vec<Link>,
-    /// Whether each site must be computed in one launch for any number of rows. This holds for a linear layer with a packed weight whose
-    /// rows are not the tokens of the batch (but its sequences, for example). For many rows, other linear layers with a packed weight may
-    /// have an additional launch that converts an operand. Such a launch is allowed only if rows are tokens, because whether a step is
-    /// launched may depend only on the number of tokens.
+    /// Whether each site must be computed in one launch for any number of rows. This concerns linear layers with a packed weight. If their
+    /// rows are the tokens of the batch, they may have an additional launch for many rows, which converts an operand. If their rows are the
+    /// sequences of the batch, for example, they cannot have such a launch, because whether a step is launched may depend only on the
+    /// number of tokens.
     pub in_one_launch: bool,
 }
 

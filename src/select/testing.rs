@@ -57,7 +57,7 @@ pub(super) fn encoder(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize
     ]
 }
 
-/// Returns a chain of a pre-norm encoder, in which LayerNorm comes before linear layers. The second LayerNorm includes a sum, which has no
+/// Returns a chain of a pre-norm encoder, in which LayerNorm comes before linear layers. The second LayerNorm also adds a residual, but no
 /// bias.
 pub(super) fn pre_norm(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize)> {
     let link = |site| Link {
@@ -80,7 +80,7 @@ pub(super) fn pre_norm(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usiz
     vec![(of_links(links), 2)]
 }
 
-/// Returns the chains of pre-norm decoder layers, in which norms read a residual stream, with a gate or an activation.
+/// Returns two chains of pre-norm decoder layers, in which norms read a residual stream: one with a gate, and one with an activation.
 pub(super) fn writer(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize)> {
     let link = |site, is_private| Link { site, is_private };
     let linear = |n, k, epilogue| Site::Linear(GemmProblem::new(n, k, dtype, epilogue));

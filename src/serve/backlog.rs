@@ -70,8 +70,8 @@ impl Pace {
         amount * self.seconds / self.amount.max(f64::MIN_POSITIVE)
     }
 
-    /// Like [`seconds`](Self::seconds), but if no work was measured recently, the pace is at worst the initial one (`assumed`). Otherwise,
-    /// a single slow measurement could refuse all further requests, and the pace would never be measured again.
+    /// Like [`seconds`](Self::seconds), but if no work was measured recently, the pace is at worst the initial one (`assumed`). Without
+    /// this bound, a single slow measurement could cause all further requests to be refused, and the pace would never be measured again.
     fn recent_seconds(&self, amount: f64) -> f64 {
         let is_recent = self.measured.is_some_and(|at| at.elapsed() < RECENT);
         match is_recent {
@@ -146,8 +146,8 @@ impl ByClass {
     }
 }
 
-/// Number of texts that are always admitted for each second that queued work may take. With the default limit of two seconds, these are
-/// 32 texts.
+/// Number of texts that are always admitted, per second of the limit on the time of queued work. With the default limit of two seconds, 32
+/// texts are always admitted.
 ///
 /// Estimates can be wrong, for example before any work is measured. A few clients that each wait for their response before sending the next
 /// request must not be refused because of such an estimate.

@@ -61,7 +61,7 @@ pub struct ModelConfig {
     /// Task for which the model is loaded. It selects an adapter, or a route of a sentence-transformers Router.
     #[serde(default)]
     pub task: Option<String>,
-    /// Name of a prompt of the folder, which is put before texts if a request specifies no prompt.
+    /// Name of one of the folder's prompts. This prompt is put before texts if a request specifies no prompt.
     #[serde(default)]
     pub default_prompt_name: Option<String>,
     /// Text that is put before texts if a request specifies no prompt.

@@ -139,8 +139,8 @@ pub fn measure(
     let bytes = |tokens: u64, length: u64| -> Result<f64, EngineError> {
         Ok(engine.bytes_needed(&batch(tokens, length)?)? as f64)
     };
-    // Derive the bytes per pair of tokens in a sequence from two batches with the same number of tokens, and the bytes per token from two
-    // batches with the same sequence length.
+    // Derive the bytes per pair of tokens of the same sequence from two batches with the same number of tokens. Derive the bytes per token
+    // from two batches with the same sequence length.
     let (short, long) = (lengths[0].min(longest), longest.min(512));
     let n = 4096;
     let (few, many) = (bytes(n, short)?, bytes(n, long)?);

@@ -108,7 +108,7 @@ struct Job {
     hypotheses: usize,
     pieces: UnboundedSender<Result<Piece, ServeError>>,
     ending: Arc<EarlyEnd>,
-    /// Memory share to which pieces are charged until they are read.
+    /// Memory that is charged to the request. It includes the pieces that have not been read yet.
     share: Arc<Share>,
 }
 

@@ -28,7 +28,8 @@ const VALUES: u64 = 224 << 20;
 const ANSWERS: u64 = 224 << 20;
 /// Small requests and growing answers may exceed a limit by this fraction of the limit: 1 / `EXTRA`.
 const EXTRA: u64 = 4;
-/// Requests for up to this many bytes skip the queue while there is memory, so that larger requests do not block them.
+/// Small requests skip the queue while there is memory, so that larger requests do not block them. A request is small if it takes at most
+/// this number of bytes.
 const SMALL: u64 = 256 << 10;
 /// The limits on values and on answers are at least this many bytes per byte of the longest body.
 const FACTOR: u64 = 16;

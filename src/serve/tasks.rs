@@ -93,7 +93,7 @@ impl Models {
     }
 
     /// Returns the model that answers requests for `model` with one of `tasks`. If `model` is a route of a sentence-transformers Router,
-    /// this is the model of the Router's route for the first of `tasks` that has a route. Otherwise, or if no task has a route, this is
+    /// returns the model of the Router's route for the first of `tasks` that has a route. Otherwise, or if no task has a route, returns
     /// `model` itself.
     ///
     /// # Errors

@@ -49,7 +49,7 @@ const PER_WORK: u64 = 64;
 #[derive(Clone)]
 pub(super) struct Pool(Arc<Handle>);
 
-/// When this is dropped, the threads end after they have done all queued work.
+/// Handle of the threads. When the handle is dropped, the threads end after they have done all queued work.
 struct Handle(Arc<Line>);
 
 #[derive(Default)]

@@ -20,7 +20,8 @@ pub(crate) fn round(value: f32) -> f32 {
 /// The codes for a subnormal and for a normal result are both computed and one is selected, so that the compiler can vectorize loops.
 #[inline]
 pub(crate) fn encode(value: f32) -> u8 {
-    /// 2¹⁴. From here on, the spacing of f32 is 2⁻⁹, like that of E4M3 below 2⁻⁶.
+    /// 2¹⁴. From 2¹⁴ to 2¹⁵, neighboring f32 values are 2⁻⁹ apart, like E4M3 values below 2⁻⁶. Adding 2¹⁴ therefore rounds a magnitude
+    /// below 2⁻⁶ to the spacing of E4M3.
     const SPACED: f32 = 16384.0;
     let magnitude = value.abs().min(MAX);
     let small = (magnitude + SPACED).to_bits() - SPACED.to_bits();

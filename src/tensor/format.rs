@@ -11,8 +11,8 @@ pub enum Format {
     Plain(DType),
     /// Low-bit values that are multiplied by scales.
     Scaled(Scaled),
-    /// E4M3 without stored scales. The product applies scales to its results. Each row of a weight is scaled so that its largest magnitude
-    /// becomes that of E4M3. Rows of a KV cache are not scaled.
+    /// E4M3, stored without scales. A matrix product applies the scales to its results. Each row of a weight is scaled so that its largest
+    /// magnitude becomes that of E4M3. Rows of a KV cache are not scaled.
     E4m3,
 }
 

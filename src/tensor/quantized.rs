@@ -2,16 +2,16 @@
 //!
 //! Packed layout of `[rows, columns]`, with rows padded to a multiple of 8 and columns to a multiple of 128:
 //!
-//! 1. The values, in blocks of 64 columns of all rows. In a block, a row takes 64 bytes (8-bit values) or 32 bytes (4-bit values), a
-//!    quarter for each of the four lanes that read it. The quarter of lane t contains the lane's operands of four MMAs of 16 columns: for
-//!    MMA s, columns 16s + 2t + i with i = 0, 1, 8 and 9.
+//! 1. The values, in blocks. A block has 64 columns of all rows. In a block, a row takes 64 bytes (8-bit values) or 32 bytes (4-bit
+//!    values). Each of the four lanes that read the row reads a quarter of these bytes. The quarter of lane t contains the lane's operands
+//!    of four MMAs of 16 columns: for MMA s, columns 16s + 2t + i with i = 0, 1, 8 and 9.
 //!    - A word of E4M3 has the columns i = 0, 1, 8, 9 of an MMA in this order.
 //!    - A word of 8-bit integers has them in the order 0, 8, 1, 9.
 //!    - A word of 4-bit integers has the columns of two MMAs. Its nibbles j and j + 4 are neighboring columns.
 //!
-//!    One mask thus extracts two neighboring integers into the halves of a register, as the MMA expects them.
-//! 2. The scales. If rows share a scale, an f32 for each row. Otherwise, a scale for each group of columns and each row: an f32 for E4M3,
-//!    an f16 for 8-bit integers, or an f16 and the zero point, a 16-bit integer.
+//!    In both orders of integers, one mask extracts two neighboring integers into the halves of a register, as the MMA expects them.
+//! 2. The scales. If each row has one scale, an f32 for each row. Otherwise, a scale for each group of columns and each row: an f32 for
+//!    E4M3, an f16 for 8-bit integers, or an f16 and the zero point (a 16-bit integer) for 4-bit integers.
 
 use half::f16;
 use rayon::prelude::*;
@@ -108,7 +108,7 @@ impl Scaled {
         state: impl Fn() -> S + Sync + Send,
         write: impl Fn(&mut S, usize, &mut [u8], &mut [(f32, u8)]) + Sync,
     ) -> Vec<u8> {
-        /// Rows that a thread packs at a time. In a block, these rows are contiguous.
+        /// Number of rows that a thread packs at a time. In a block, these rows are contiguous.
         const AT_ONCE: usize = 64;
         let columns = columns.max(1);
         let padded = n_rows.next_multiple_of(ROWS as usize);
@@ -355,9 +355,9 @@ impl Quantized {
 
     /// Returns the matrix as an operand of MMAs of `dtype`.
     ///
-    /// - If groups of columns share a scale, the scaled elements are rounded to `dtype`. The scales are rounded to `dtype`, too, except for
-    ///   8-bit integers.
-    /// - If rows share a scale, kernels apply it to the sums, so nothing is rounded.
+    /// - With a scale for each group of columns, the scaled elements are rounded to `dtype`. The scales are rounded to `dtype`, too, except
+    ///   for 8-bit integers.
+    /// - With a scale for each row, kernels apply the scale to the sums, so nothing is rounded.
     pub fn values_in(&self, dtype: DType) -> Vec<f32> {
         let round = |value| dtype.round(value);
         match (self.format.values, self.format.group) {
@@ -367,7 +367,7 @@ impl Quantized {
         }
     }
 
-    /// Returns the matrix with scaled elements rounded to `dtype`. If groups of columns share a scale, the elements are those of
+    /// Returns the matrix with scaled elements rounded to `dtype`. With a scale for each group of columns, the elements are those of
     /// [`values_in`](Self::values_in).
     pub fn unpacked(&self, dtype: DType) -> Vec<f32> {
         match self.format.group {
@@ -468,8 +468,8 @@ mod tests {
         for format in formats() {
             let got = format.quantize(&matrix, columns).values();
             for (&got, &want) in got.iter().zip(&matrix) {
-                // The error is at most a sixteenth of a value in E4M3, and half a step of the range for integers. Rounded zero points
-                // increase it for 4-bit integers.
+                // The error is at most 1/16 of the value for E4M3, and half a quantization step for integers. Rounded zero points increase
+                // the error for 4-bit integers.
                 let bound = match format.values {
                     Values::Int8 => 0.6 / 254.0 * 1.01,
                     Values::E4m3 => want.abs() / 16.0 + 0.6 / 448.0 / 1024.0,

@@ -21,7 +21,8 @@ pub enum Symbol {
     Blocks,
     /// Total length of the sequences' source texts, whose keys another part of the model (the encoder) computed.
     SourceSlots,
-    /// Number of pairs of a token and a key of its sequence's source text.
+    /// Number of pairs of a query and a key in cross-attention: the tokens of a sequence times the tokens of its source text, summed over
+    /// all sequences.
     SourcePairs,
     /// Rows of one launch. Only kernels use this symbol; a program binds it to another size.
     Rows,

@@ -16,7 +16,8 @@ pub use self::{
 use super::{TextError, contain::contain};
 use crate::runtime::weights::ModelFiles;
 
-/// Limits of one rendering. `bytes` is several times the default maximum size of a request body. `steps` steps take about a second.
+/// Limits of one rendering. `bytes` is several times the default maximum size of a request body. A rendering with `steps` steps takes about
+/// a second.
 const LIMITS: Limits = Limits {
     bytes: 96 << 20,
     steps: 1 << 23,

@@ -162,7 +162,7 @@ pub enum TextError {
     Batch(#[from] BatchError),
 }
 
-/// The text of a translation whose language an error concerns.
+/// The language of a translation that an error is about: the source language or the target language.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LanguageSide {
     Source,

@@ -116,7 +116,7 @@ impl Languages {
         self.found(name).ok_or_else(|| unknown(name, side, names))
     }
 
-    /// Returns the token of a language by its name, case-insensitively, or by the name of its token.
+    /// Returns the token of a language. `name` is the name of the language or of its token. Case is ignored.
     fn found(&self, name: &str) -> Option<u32> {
         let name = name.trim_matches('_');
         let exact = self.ids.get(name).copied();

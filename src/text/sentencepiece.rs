@@ -58,7 +58,7 @@ enum Kinds {
 struct Special {
     text: String,
     id: u32,
-    /// Whether decoding skips the token if special tokens are skipped.
+    /// Whether `decode` omits the token if `skips_special` is true.
     is_silent: bool,
 }
 
@@ -72,7 +72,7 @@ impl Special {
     }
 }
 
-/// Loads the tokenizer of a folder without tokenizer.json.
+/// Loads the tokenizer of a folder without tokenizer.json. Returns it with the path of its SentencePiece model.
 ///
 /// # Errors
 /// Returns an error if a file is damaged or has an unsupported format.

@@ -90,8 +90,8 @@ impl StreamDecoder {
         self.stopped
     }
 
-    /// Returns the length of the text that can be shown: the part that later tokens cannot change, without the beginning of a
-    /// stop string.
+    /// Returns the length of the text that can be shown: the part that later tokens cannot change. If the text ends with the beginning of a
+    /// stop string, this beginning is left out.
     pub fn ready(&self, stops: &[String]) -> usize {
         let whole = self.text.trim_end_matches('\u{fffd}');
         let begun = |stop: &String| {

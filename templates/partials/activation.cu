@@ -1,5 +1,5 @@
-// Activations of f32 values. PRECISE selects the built-in functions, for f32 outputs. Otherwise outputs are rounded to 16 bits, for which
-// approximations are sufficient.
+// Activations of f32 values. PRECISE selects CUDA's math functions (such as erff), for f32 outputs. Otherwise outputs are rounded to 16
+// bits, for which approximations are sufficient.
 constexpr bool PRECISE = {{ precise }};
 
 // Returns max(x, 0). Propagates NaN, like the other activations.

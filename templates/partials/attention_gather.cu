@@ -100,7 +100,7 @@ __device__ __forceinline__ void produce(const SharedStorage& smem, const TensorM
             // Slots are loaded one tile ahead. The empty statement keeps the compiler from using them in the iteration that loads them,
             // where the warp would wait for the load.
             asm volatile("" : "+r"(slots_ahead));
-            // In lane l: index of the cache row, in units of HEAD elements, for the warp's l-th slot.
+            // In lane l: index of the cache row for the warp's l-th slot. A cache row has HEAD elements.
             const unsigned int rows = slots_ahead == NONE ? NONE : slots_ahead / BLOCK * static_cast<unsigned int>(STRIDE / HEAD) +
                 tile.head / GROUP * BLOCK + slots_ahead % BLOCK;
             slots_ahead = slot_from(key + KEYS);

@@ -3,7 +3,7 @@
 // head. Rounding leaves gaps between sequences: a sequence of n tokens has room for at least n rows.
 {% include "partials/attention_key_tiles.cu" %}
 
-// Row pitch of n scores. Each row starts at a multiple of 8 scores, so that accesses of 16 bytes are aligned.
+// Pitch of rows of n scores, in scores. Each row starts at a multiple of 8 scores, so that accesses of 16 bytes are aligned.
 __device__ __forceinline__ unsigned int score_pitch(unsigned int n) { return (n + 7) / 8 * 8; }
 
 __device__ __forceinline__ unsigned long long score_start(unsigned long long pairs, unsigned long long tokens) {

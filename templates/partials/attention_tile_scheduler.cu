@@ -47,8 +47,8 @@ public:
         if (batch > 32) return at(index);
         constexpr unsigned int ALL = 0xffffffff;
         const unsigned int tile_index = index / HEADS;
-        // Tiles are sorted by the number of keys before their first query, in units of ROWS. For this lane's sequence, this number is
-        // `least` for the first tile, increases by 1 per tile, and is end - 1 for the last tile.
+        // Tiles are sorted by the number of keys before their first query, divided by ROWS and rounded down. For this lane's sequence, this
+        // quotient is `least` for the first tile, increases by 1 per tile, and is end - 1 for the last tile.
         const unsigned int least = past / ROWS, tiles = tiles_of(length), end = least + tiles;
         const auto with_at_least = [&](unsigned int steps) {
             return __reduce_add_sync(ALL, min(tiles, end - min(end, steps)));

@@ -12,8 +12,9 @@
         if (thread < m) {
             bool just_ended = (ends[thread] || is_last) && thread < of_group;
             if (request.n_groups > 1 && !ends[thread]) {
-                // With several groups, the of_group best candidates without an end token also end in the last step. They do not end if the
-                // search stops when its groups are full, and this group is already full of sequences that ended earlier or end now.
+                // With several groups, the of_group best candidates without an end token also end in the last step. There is one exception:
+                // in a search that stops when its groups are full, they do not end if sequences that ended earlier or end now already fill
+                // this group.
                 int n_full = n_ended, n_open = 0;
                 for (int i = 0; i < min(m, of_group); ++i) n_full += ends[i];
                 for (int i = 0; i < thread; ++i) n_open += !ends[i];

@@ -12,14 +12,14 @@ constexpr unsigned int STAGE_BYTES = VALUES_AT + 4 * VALUE_PACKS * PACK_BYTES;
 constexpr unsigned int UNITS = ROWS * HEAD / 4;  // groups of four adjacent outputs, each reduced by one thread
 static_assert(HEAD % PACK == 0, "rows are whole packs");
 
-// Byte offset of the i-th pack of a key that lane 4g + c reads, within a group of 32 packs (one per lane). Packs that a lane copies in one
-// access are adjacent. The 16 lanes that read at once access all banks.
+// Lane 4g + c reads several packs of a key. Returns the byte offset of the i-th of them within its group of 32 packs (one per lane). Packs
+// that a lane copies in one access are adjacent. The 16 lanes that read at once access all banks.
 __device__ __forceinline__ unsigned int key_place(unsigned int g, unsigned int c, unsigned int i) {
     return ((g ^ (i % 2 * 2 + i / 2 % 2)) * 4 + c) * 8;
 }
 
-// Byte offset of the pack of a value that lane 4g + c reads, within group `row` of 32 packs (one per lane). Packs that a lane copies in one
-// access are adjacent. The 16 lanes that read at once access all banks.
+// Lane 4g + c reads one pack of a value in each group of 32 packs (one per lane). Returns the byte offset of this pack within group `row`.
+// Packs that a lane copies in one access are adjacent. The 16 lanes that read at once access all banks.
 __device__ __forceinline__ unsigned int value_place(unsigned int g, unsigned int c, unsigned int row) {
     return ((c ^ row % 2) * 8 + (g ^ c / 2 * 4)) * 8;
 }
@@ -38,7 +38,7 @@ __device__ __forceinline__ unsigned int value_offset(unsigned int key, unsigned 
 {% set multiplies_in_f16 = true %}{% include "partials/cache_decode.cu" %}
 {%- if appends %}
 {% include "partials/cache_encode.cu" %}
-// A pack of the projection's row{% if scaled %}, divided by `scale`,{% endif %} in E4M3.
+// Loads a pack of the projection's row{% if scaled %}, divides it by `scale`,{% endif %} and converts it to E4M3.
 __device__ __forceinline__ uint2 pack_in_e4m3(const T* from{% if scaled %}, float scale{% endif %}) {
     unsigned int words[4];
     // ld.global.nc is not used, because the compiler may move such loads before griddepcontrol.wait.

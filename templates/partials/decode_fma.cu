@@ -10,8 +10,8 @@ __device__ __forceinline__ float quad_sum(float x) {
     return x + __shfl_xor_sync(ALL_LANES, x, 2);
 }
 
-// State of online softmax for the query heads of a warp, in f32. Four lanes share a key. Each lane multiplies a part of the key's packs,
-// and the lanes add up their products.
+// State of online softmax for the query heads of a warp, in f32. Four lanes share a key. Each lane multiplies a part of the key's packs by
+// the query, and the four lanes add up their partial dot products.
 class Heads {
 public:
 {% if bias != "none" %}    __device__ __forceinline__ Heads(const T* from, unsigned int rows, const T* biases, unsigned int first_head)

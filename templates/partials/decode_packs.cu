@@ -12,13 +12,14 @@ constexpr unsigned int LANES_PER_ROW = 8;     // lanes that copy a row, one pack
 constexpr unsigned int UNITS = ROWS * HEAD / 4;  // groups of four adjacent outputs, each reduced by one thread
 static_assert(HEAD % 8 == 0, "rows are whole packs");
 
-// Byte offset of the i-th pack of a key that lane 4g + c reads, within a group of 32 packs (one per lane). The offsets avoid bank conflicts
-// among the eight lanes that copy a line, and among the eight lanes that read at once.
+// Lane 4g + c reads several packs of a key. Returns the byte offset of the i-th of them within its group of 32 packs (one per lane). The
+// offsets avoid bank conflicts among the eight lanes that copy a line, and among the eight lanes that read at once.
 __device__ __forceinline__ unsigned int key_place(unsigned int g, unsigned int c, unsigned int i) {
     return ((g ^ i % 2) * 4 + c) * 16;
 }
 
-// Byte offset of the pack of a value that lane 4g + c reads, within a group of 32 packs. The offsets avoid bank conflicts, as in key_place.
+// Lane 4g + c reads one pack of a value in each group of 32 packs. Returns the byte offset of this pack within the group. The offsets avoid
+// bank conflicts, as in key_place.
 __device__ __forceinline__ unsigned int value_place(unsigned int g, unsigned int c) { return (c * 8 + (g ^ c * 2)) * 16; }
 
 // Byte offset, within a stage, of a pack of a key.

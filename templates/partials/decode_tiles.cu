@@ -4,7 +4,8 @@
 constexpr unsigned int KEYS_AT_ONCE = 32 / LANES_PER_ROW;    // keys that a warp copies at once
 constexpr unsigned int PERIOD = KEYS_AT_ONCE < 8 ? 8 / KEYS_AT_ONCE : 1;  // number of copies after which the offsets of packs repeat
 
-// The tiles of a warp: every WARPS-th pair of tiles of the CTA's keys, from key `first` up to key `end`.
+// The tiles of a warp. The CTA's keys are divided into pairs of tiles, and a warp has every WARPS-th pair. Its first pair begins at key
+// `first`, and its keys end before `end`.
 class Tiles {
 public:
     __device__ __forceinline__ Tiles(const int* own, unsigned int kv_head, unsigned int first, unsigned int end,

@@ -1,5 +1,5 @@
-    // The weight is stored as codes, which are its integers plus 128. A product therefore contains 128 times the sum of the row of x, which
-    // is subtracted here. The difference is multiplied by the scales of the row of x and of the row of the weight.
+    // The weight is stored as codes, which are its integers plus 128. A product is therefore too large by 128 times the sum of the row of
+    // x. This amount is subtracted here. The difference is multiplied by the scales of the row of x and of the row of the weight.
     const float* const scales = reinterpret_cast<const float*>(weight + ALL_VALUES);
     float of_column[N_TILES][2];
 #pragma unroll

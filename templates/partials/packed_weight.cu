@@ -8,7 +8,7 @@ constexpr int GROUP = {{ group }};  // columns that share a scale
 {%- if packed == "int4" %}
 
 // Scale of a group, and −(base + zero point), which is added to an unpacked value. The base is the unpacked value of integer 0. With f16,
-// nibbles 1 and 5 of a word have another base, in `minus_high`. Each unsigned int holds a 16-bit value twice.
+// nibbles 1 and 5 of a word have another base, so `minus_high` is added to them. Each unsigned int holds a 16-bit value twice.
 {%- if warp_mma %} The scale is applied to sums of products.{% endif %}
 struct Scale { {% if warp_mma %}float factor; unsigned int{% else %}unsigned int factor,{% endif %} minus_zero{% if storage == "f16" %}, minus_high{% endif %}; };
 

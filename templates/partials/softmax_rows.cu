@@ -10,7 +10,7 @@ struct Row {
     unsigned int valid;        // number of leading keys that are not masked
 };
 
-// Finds the rows of queries first + x · TEAMS + team, for x < X, of head blockIdx.y. `first` is uniform over the warp, which has TEAMS
+// For each x < X, finds the row of query first + x · TEAMS + team in head blockIdx.y. `first` is uniform over the warp, which has TEAMS
 // teams.
 //
 // If all sequences have the same length, offsets are computed without a search. Otherwise, the warp searches the batch with 32 probes at a

@@ -1,5 +1,5 @@
-    // Applies bias, activation and rounding. Each pair of accumulators of a lane belongs to one column of two tokens. `transposed` turns
-    // the pair into two neighboring columns of one token, which the lane stores.
+    // Applies bias, activation and rounding. A lane has pairs of accumulators. A pair is one column of two tokens. `transposed` turns the
+    // pair into two neighboring columns of one token, which the lane stores.
 {%- if residual %}
     auto epilogue = [&](int octet, const float (&sum)[4], const unsigned int (&add)[2]) {
 {%- else %}

@@ -1,6 +1,6 @@
-// Operands with a scale for each group of 128 columns. A stage has the columns of one group. Its MMAs compute the sums of the group. Each
-// sum is multiplied by the scales of its row and column, and added to the sum of all groups. The scales of x are [K_TILES, rows]. The
-// scales of the weight are [K_TILES, WEIGHT_ROWS], after its values.
+// Operands with a scale for each group of 128 columns. A stage has the columns of one group, and its MMAs compute sums over these columns.
+// Each sum is multiplied by the scales of its row and column, and added to the sum over all groups. The scales of x are [K_TILES, rows].
+// The scales of the weight are [K_TILES, WEIGHT_ROWS], after its values.
 constexpr unsigned int SCALES = (2 * STAGES + 2) * 8 + 2 * BLOCK_N * 4;  // byte offset of the stages' scales from the first barrier
 // Whether registers can hold the products of scales. If so, the products are computed while the MMAs of the group run.
 constexpr bool EARLY_SCALES = ACCUMULATORS <= 64;

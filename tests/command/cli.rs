@@ -338,7 +338,7 @@ fn the_stages_are_shown() {
             "--output",
             "pooler_output",
         ]);
-    // Add models that use the remaining passes: those for text generation and for soft caps of scores.
+    // Add models that use the remaining passes: the passes for text generation, and the passes for soft caps of scores.
     for (name, config) in [("qwen3", "qwen3_h192a6"), ("gemma2", "gemma2_head24")] {
         let references = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/references");
         let config = format!("{references}/{config}.json");
@@ -370,7 +370,7 @@ fn a_plan_is_shown_and_drawn() {
         "plan.svg",
     ];
     assert_snapshot!("plan", cli.ok(&args));
-    // With `--exact`, the plan is for the exact lengths instead of their bucket, as on the CPU.
+    // With `--exact`, the plan is for the exact lengths, like a session on the CPU, instead of their bucket.
     let exact = cli.ok(&[&args[..], &["--exact"]].concat());
     assert!(exact.contains("87 tokens in 3 sequences, f16\nchunks:"));
     let svg = std::fs::read_to_string(cli.0.file("plan.svg")).expect("it was drawn");

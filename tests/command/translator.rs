@@ -225,7 +225,7 @@ fn a_line_that_is_too_long_fails_alone() {
     assert_eq!(text, "seven\n\nfour thousand two hundred seventeen\n");
     let errors = String::from_utf8(output.stderr).expect("text");
     assert!(errors.contains("line 2 failed: "), "{errors}");
-    // A limit of new tokens that is too large fails the whole command, not only a line.
+    // If the limit of new tokens is too large, the whole command fails, not only a line.
     let long = ["--max-new", "64"];
     let translate = ["translate", "--weights", FOLDER, "--source-file", source];
     let output = gemmule(&[&translate[..], &long].concat());
@@ -344,8 +344,8 @@ fn a_text_has_as_many_tokens_as_its_folder_allows() {
         let n = text["tokens"].as_array().expect("a list").len();
         (n, text["reason"].as_str().expect("a reason").to_owned())
     };
-    // `min_new_tokens` is so large that no text ends early. A text ends at `max_new_tokens`, at `max_length`, which also counts the start
-    // token, or at the model's number of positions, 64.
+    // `min_new_tokens` is so large that no text ends early. A text then ends at one of three limits: `max_new_tokens`, `max_length` (which
+    // also counts the start token), or the model's 64 positions.
     let of = |more: &str| format!(r#"{{"eos_token_id": 1, "min_new_tokens": 99{more}}}"#);
     assert_eq!(tokens(&of("")), (63, "length".to_owned()));
     assert_eq!(

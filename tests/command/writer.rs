@@ -589,7 +589,8 @@ fn a_chat_template_writes_the_question_and_the_answer_alone_is_printed() {
     }
 }
 
-/// Creates a folder with the config.json of a checkpoint, and its generation_config.json with the changes of a case.
+/// Creates a folder with the config.json of `folder`, and with the generation_config.json of `folder` in which `settings` replace some
+/// keys.
 fn changed(folder: &Path, settings: &Value) -> tempfile::TempDir {
     let changed = tempfile::tempdir().expect("a folder");
     let file = "generation_config.json";

@@ -1,7 +1,8 @@
 //! Checks that the files of a room have no cyclic dependencies.
 //!
-//! A file depends on the files that define the names that it uses. A re-exported name counts for the file that defines it. Uses of parent
-//! modules are allowed, because Rust code defines the shared items of a folder in its parent module.
+//! A file depends on the files that define the names that it uses. A use of a re-exported name is a dependency on the file that defines the
+//! name, not on the file that re-exports it. Uses of parent modules are allowed, because Rust code defines the shared items of a folder in
+//! its parent module.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -128,7 +128,7 @@ fn code_that_is_not_of_its_kernels_source_is_refused() {
         change(&mut artifact.cubins);
         artifact.write(&file).expect("it is written");
         let text = folder.text(&Artifact::read(&file).expect_err("its code is mixed up"));
-        // Replace the symbols of kernels, which depend on the choice of tiles, by their numbers.
+        // Replace the symbols of kernels by the numbers of the kernels, because symbols depend on the choice of tiles.
         let numbered = sources.iter().enumerate();
         numbered.fold(text, |text, (i, source)| {
             text.replace(&format!("`{}`", source.symbol), &format!("[kernel {i}]"))
@@ -385,7 +385,8 @@ fn refused(change: impl FnOnce(&mut Artifact)) -> String {
     let file = folder.file("tiny");
     artifact.write(&file).expect("it is written");
     let text = folder.text(&Artifact::read(&file).expect_err("it is unsound"));
-    // Redact the symbols of GEMMs, which name tiles, and the numbers of kernels. The texts then do not depend on the choice of kernels.
+    // Replace the symbols of GEMMs (which contain tile sizes) and the indices and the number of kernels with placeholders. The texts then
+    // do not depend on the selected kernels.
     let gemms = artifact.program.kernels.iter().map(KernelSpec::as_kernel);
     let text = gemms
         .filter(|kernel| kernel.template().starts_with("gemm_"))
@@ -583,7 +584,7 @@ fn two_thousand_mutations_under_a_fitting_digest_give_an_artifact_that_runs_or_a
         emit(&CudaModel::kernels(&artifact.program)).expect("a sound kernel has source");
         n_run += usize::from(ran(artifact, &batch));
     }
-    // Some mutations leave an artifact valid, for example those of names.
+    // Some mutations leave an artifact valid, for example mutations of names.
     assert!(
         n_read >= 20 && n_run >= 20,
         "{n_read} were read, {n_run} ran"

@@ -350,7 +350,7 @@ fn ranges_of_lengths_are_steps_that_run_only_then() {
     for lens in [[20, 3], [64, 1], [65, 9], [256, 256], [257, 2]] {
         let want = run(&online, &lens, &AllocatorChoice::default());
         // `maximum` reserves memory for two sequences of 400 tokens, which use online attention. The memory also suffices for the batches
-        // that use grouped attention, although it stores scores.
+        // that use grouped attention, although grouped attention stores scores.
         for allocator in [AllocatorChoice::default(), maximum] {
             let got = run(&program, &lens, &allocator);
             for (got, want) in got.iter().zip(&want) {

@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 
 const VOCABULARY: u32 = 1000;
 
-/// Lock of the device's memory. Tests that need little memory take it for reading; tests that fill the memory take it for writing.
+/// Lock of the device's memory. Tests that need little memory acquire it as readers; tests that fill the memory acquire it as writers.
 static MEMORY: RwLock<()> = RwLock::new(());
 
 fn some_memory() -> RwLockReadGuard<'static, ()> {

@@ -143,8 +143,8 @@ fn what_is_not_computed_for_a_batch_takes_no_memory() {
         .filter(|(_, record)| record.bytes == 0)
         .map(|((_, tensor), _)| tensor.name.clone())
         .collect();
-    // A tensor named `.product` is the output of a GEMM. Some batches store it. Others fuse the GEMM into the next launch. This batch fuses
-    // all of these GEMMs, so their outputs take no memory.
+    // A tensor whose name ends with `.product` is the output of a GEMM. Some batches store it. Others fuse the GEMM into the next launch.
+    // This batch fuses all of these GEMMs, so their outputs take no memory.
     let is_product = |name: &&String| name.ends_with(".product");
     let products = program
         .planned()
@@ -152,8 +152,8 @@ fn what_is_not_computed_for_a_batch_takes_no_memory() {
     let n_products = products.count();
     assert_eq!(empty.iter().filter(is_product).count(), n_products);
     assert!(n_products >= 2, "{n_products}");
-    // Only batches of few tokens use the tensors `.scaled` and `.row_stats`. Both exist for each of the three LayerNorms whose output a
-    // linear layer reads.
+    // Only batches of few tokens use the tensors whose names end with `.scaled` and `.row_stats`. There is one of each for each of the
+    // three LayerNorms whose output a linear layer reads.
     let of_few = |name: &&String| name.ends_with(".scaled") || name.ends_with(".row_stats");
     assert_eq!(empty.iter().filter(of_few).count(), 6);
     assert_eq!(empty.len(), n_products + 6);

@@ -19,8 +19,8 @@ use serde_json::{Value, json};
 const VOCABULARY: u32 = 500;
 const LONGEST: u32 = 700;
 
-/// Returns a config whose widths are not multiples of a block or tile. The inner width, 2000, exceeds the depth of a GEMM's blocks, so a
-/// GEMM splits its sums.
+/// Returns a config whose widths are not multiples of a block or tile. The inner width, 2000, is larger than a GEMM's blocks along the
+/// summed dimension, so a GEMM splits its sums.
 fn config() -> Value {
     json!({
         "hidden_size": 72, "num_attention_heads": 3, "num_hidden_layers": 2,

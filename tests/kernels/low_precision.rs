@@ -112,7 +112,7 @@ fn batches_of_many_rows_convert_whole_weights_in_memory_that_layers_share() {
     config["intermediate_size"] = inner.into();
     let model = description(model).expect("it is shipped");
     for machine in [crate::common::hopper(), crate::common::usual()] {
-        // Disable the pass `QUANTIZE_INPUTS`. With it, products in 8 bits would round the inputs instead of converting the weight.
+        // Disable the pass `QUANTIZE_INPUTS`. With it, 8-bit GEMMs would round the inputs instead of converting the weight.
         let program = |quantize, invariant| {
             writing(&model, &config, &machine, |options| {
                 options.quantize = quantize;
@@ -208,7 +208,7 @@ fn prompts_multiply_8_bits_if_inputs_may_be_rounded() {
         let mut config = config.clone();
         config["hidden_size"] = hidden.into();
         config["intermediate_size"] = inner.into();
-        // With this head size, all weights have a multiple of 16 rows, which Hopper's products of 8 bits require.
+        // With this head size, the number of rows of each weight is a multiple of 16, as Hopper's 8-bit GEMMs require.
         config["head_dim"] = 48.into();
         config
     };
@@ -224,7 +224,7 @@ fn prompts_multiply_8_bits_if_inputs_may_be_rounded() {
         (&usual, Format::FP8_128, false),
         (&usual, Format::INT8, true),
     ] {
-        // With a scale for every 128 columns, products of 8 bits are faster only in large layers. Other layers convert the whole weight.
+        // With a scale for every 128 columns, 8-bit GEMMs are faster only in large layers. Other layers convert the whole weight.
         let of_groups = format == Format::FP8_128;
         let (config, tokens, conversions) = match of_groups {
             true => (sized(4096, 14_336), 1024, 2),
@@ -245,7 +245,7 @@ fn prompts_multiply_8_bits_if_inputs_may_be_rounded() {
         assert!(!any(&program(|options| options.invariant = true)), "{what}");
         let kept = program(|options| options.without = [QUANTIZE_INPUTS.to_owned()].into());
         assert!(!any(&kept), "{what}");
-        // Compiles a checkpoint that publishes one weight in this format. Returns whether its program rounds inputs.
+        // Compiles a checkpoint in which one weight is stored in this format. Returns whether its program rounds inputs.
         let published = |keeps_inputs| {
             let program = writing(&model, &config, machine, |options| {
                 let name = "layers.1.mlp.down_proj.weight".to_owned();

@@ -1,4 +1,4 @@
-//! Tests of programs and kernels: sources, kernel selection, compilation, the ledger, artifacts and launches.
+//! Tests of programs and kernels: sources, kernel selection, compilation, the ledger of kernels that ran on a GPU, artifacts and launches.
 //!
 //! Tests that need a CUDA device are ignored by default. `cargo test --test kernels -- --ignored` runs them on a machine with a GPU and
 //! NVRTC.

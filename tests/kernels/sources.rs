@@ -168,8 +168,8 @@ fn every_source_consists_of_its_template_and_partials() {
 }
 
 /// Compares the renderings chosen for review with the snapshots. Renderings that differ only in numbers or types count as equal, so only
-/// one of them is shown. Digests of whole sources cover the others, in the ledger (`snapshots/gpu.ron`) and in the record
-/// (`snapshots/compiled.ron`).
+/// one of them is shown. Changes of the others are detected by the digests of whole sources, in the ledger (`snapshots/gpu.ron`) and in the
+/// record (`snapshots/compiled.ron`).
 #[test]
 fn every_line_of_a_source_is_in_a_reviewed_snapshot_with_the_lines_before_and_after_it() {
     const RENEW: &str = "`INSTA_UPDATE=always cargo test --test kernels sources::` renews snapshots; then read the diff";

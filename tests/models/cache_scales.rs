@@ -184,7 +184,7 @@ fn scales_that_are_missing_or_wrong_are_refused_by_name() {
         scale.bytes = [0.5f32, 0.25].map(f32::to_le_bytes).concat();
     };
     assert_snapshot!(refused(of_heads), @"`[dir]/model.safetensors`: the tensor `model.layers.1.self_attn.v_proj.v_scale` is [2], expected one number: a KV cache in fp8 has one scale for the keys of a layer and one for its values; use the cache in the type of the activations");
-    // A second tensor with the scale of the same values, under another published name.
+    // Add a second tensor for the scale of the same layer's values, under another published name.
     let twice = |tensors: &mut Tensors, _: &mut Value| {
         let other = Stored {
             dtype: tensors[SCALE].dtype,

@@ -124,8 +124,8 @@ const INT4_32: Format = Format::Scaled(Scaled {
 /// Storage formats whose values kernels can read without rounding, each with the corresponding format of kernels.
 const KEPT: [(Stored, Format); 2] = [(Stored::Q4, INT4_32), (Stored::Q8, Format::INT8_32)];
 
-/// Returns the storage format of a matrix. The matrices of a model have several formats. In layer 0, even the projections of one attention
-/// have two formats.
+/// Returns the storage format of a matrix. The matrices of a model have several formats. Even the query, key and value projections of layer
+/// 0 have two formats.
 fn mixed(name: &str) -> Stored {
     match name {
         "token_embd.weight" | "blk.0.attn_q.weight" => Stored::Q8,
@@ -383,7 +383,7 @@ fn damaged_files_are_errors() {
     for at in (0..whole.len()).step_by(3989) {
         let mut bytes = whole.clone();
         bytes[at] ^= 0x55;
-        // The change may only affect an element of a tensor, which is not an error. It must not cause a panic.
+        // A change that only affects an element of a tensor is not an error. No change may cause a panic.
         drop(builder(&folder.write("changed.gguf", bytes)).build());
     }
 }

@@ -390,7 +390,7 @@ fn a_model_without_the_mask_generates_no_text() {
     assert_snapshot!(refused_generation("qwen3", &config, &["sentence_embedding"]), @"config.json: `is_causal` is `false`, but this description is for `true`");
 }
 
-/// Returns models that generate text, whose attention heads have width 12.
+/// Returns models that generate text. Their attention heads have width 12.
 fn writers() -> [(&'static str, Value); 4] {
     let twelve = json!({"head_dim": 12, "hidden_size": 24, "n_embd": 24, "d_model": 24, "d_kv": 12, "num_heads": 2, "d_ff": 20,
         "num_layers": 1, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,

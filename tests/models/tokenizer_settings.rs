@@ -135,7 +135,8 @@ fn settings_change_tokens_as_in_transformers_or_are_refused_by_name() {
                 wrong.push(format!("{what}: pair {:?}, not {:?}", pair.ids, right.pair));
             }
             // Many tokenizer classes of transformers return no segment ids. gemmule's segment ids do not depend on the class, so they
-            // are then not compared. Under the key `model_input_names`, which selects the inputs of the model, they must be zeros instead.
+            // are then not compared. If the case changes `model_input_names`, which selects the inputs of the model, they must be zeros
+            // instead.
             let types = match (&right.types, key) {
                 (Some(types), _) => types.clone(),
                 (None, "model_input_names") => vec![0; pair.ids.len()],

@@ -449,7 +449,7 @@ fn several_texts_of_a_prompt_come_with_their_log_probabilities() {
     assert_eq!(status, 200, "{whole}");
     assert_eq!(whole["choices"].as_array().unwrap().len(), 2);
     assert_ne!(whole["choices"][0]["text"], whole["choices"][1]["text"]);
-    // `usage` counts the tokens of the prompt once, and those of both texts.
+    // `usage` counts the tokens of the prompt once, and the new tokens of both texts.
     let alone =
         json!({"prompt": prompt, "max_tokens": 12, "temperature": 0.9, "seed": 6, "logprobs": 0});
     let (_, second) = post(to, "/v1/completions", &alone);
@@ -703,7 +703,7 @@ fn a_text_without_max_tokens_has_all_positions_that_are_left() {
     assert_eq!((prompt + new, reason), (65, json!("length")));
     server.shut_down(Duration::ZERO);
 
-    // The checkpoint's generation_config.json may set a lower limit of new tokens, which does not apply to the prompt.
+    // The checkpoint's generation_config.json may set a smaller max number of new tokens. Prompt tokens do not count.
     let file = folder.path().join("generation_config.json");
     std::fs::write(&file, r#"{"max_new_tokens": 7}"#).unwrap();
     let server = serving_folder(folder.path(), None);

@@ -361,7 +361,7 @@ fn greedy_tokens_on(device: DeviceChoice) {
     assert!(compared >= 14, "{compared}");
 }
 
-/// Returns pseudorandom prompts with `lens` tokens.
+/// Returns a pseudorandom prompt for each length in `lens`.
 fn prompts(lens: &[usize]) -> Vec<Vec<u32>> {
     let mut state = 1u32;
     let mut next = || {
@@ -593,7 +593,7 @@ fn more_prompts_than_there_is_room_for_are_written_one_after_another_and_fail_on
     assert_eq!(written.remove(2).problem, Some(Failure::Refused(long)));
     assert_eq!(written, want);
     assert_eq!(generator.cache_bytes().0, 0);
-    // Invalid settings fail the whole call, not only a prompt.
+    // If settings are invalid, the whole call fails, not only a prompt.
     let none = SamplingParams {
         beams: Some(Beams::of(0)),
         ..SamplingParams::default()

@@ -376,7 +376,7 @@ fn latents_on(device: DeviceChoice) {
             }
         }
     }
-    // A VAE stores one position per sequence in the cache for its source, whatever the source's length.
+    // For the source of a sequence, a VAE stores a single position in the cache, whatever the source's length.
     let engine = engine_on(device, "vae_h64a4", "vae");
     let plain = options("greedy");
     let needed = |n: usize| engine.cache_bytes_needed(&[n], &plain).expect("bytes");

@@ -56,7 +56,7 @@ impl Look {
         Self::at(HPos::Center, VPos::Top)
     }
 
-    /// Text above the anchor point.
+    /// Text above the anchor point: the anchor point is below the text.
     pub fn below() -> Self {
         Self::at(HPos::Center, VPos::Bottom)
     }

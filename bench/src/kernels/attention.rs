@@ -36,8 +36,8 @@ const FEW: [&str; 3] = ["b16_m128", "b16_m512", "b16_m1024"];
 /// Number of heads and head size of BERT-base, MiniLM and BERT-large.
 const HEADS: [(u32, u32); 3] = [(12, 64), (12, 32), (16, 64)];
 
-/// Heads of the problems with sequences of equal length. Each problem has [`EQUAL_TOKENS`] tokens, or a single sequence if the length is
-/// greater than this.
+/// Heads of the problems with sequences of equal length. Each problem has [`EQUAL_TOKENS`] tokens in total, or a single sequence if the
+/// length exceeds [`EQUAL_TOKENS`].
 const EQUAL: [Heads; 6] = [
     (8, 8, 128, false),
     (8, 8, 128, true),

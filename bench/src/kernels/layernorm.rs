@@ -45,8 +45,8 @@ pub(super) fn problems(dtype: DType, launched: &Launched) -> Result<Vec<Problem>
 
 /// Returns the kernel that a model launches, followed by its variants.
 ///
-/// - In the variants `X=1`, `X=2` and `X=4`, a team of warps normalizes X rows together (`warpAllReduce_XElem`). The number of warps in a
-///   team is that of the launched kernel, or the next larger number for which the variant exists.
+/// - In the variants `X=1`, `X=2` and `X=4`, a team of warps normalizes X rows together (`warpAllReduce_XElem`). A team has the same number
+///   of warps as in the launched kernel. If the variant does not exist for this number, the next larger number is used.
 /// - The last variant computes the variance in two passes.
 fn alone(
     launched: &Launched,

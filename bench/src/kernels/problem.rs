@@ -115,7 +115,7 @@ pub(super) enum Task {
         window: Option<u32>,
         lens: Vec<u32>,
     },
-    /// Attention to `keys` keys per sequence. The last `new` keys are those of the queries' tokens, and the others are cached.
+    /// Attention to `keys` keys per sequence. The last `new` keys belong to the tokens of the queries. The others are cached.
     CachedAttention {
         heads: u32,
         kv_heads: u32,

@@ -37,8 +37,8 @@ pub(super) fn problems(dtype: DType) -> Vec<Problem> {
 
 /// Returns the kernel that a model launches, followed by its variants.
 ///
-/// - In the variants `X=1`, `X=2` and `X=4`, a team of lanes (threads) processes X rows together (`warpAllReduce_XElem`). The number of
-///   lanes in a team is that of the launched kernel, or the next larger number for which the variant exists.
+/// - In the variants `X=1`, `X=2` and `X=4`, a team of lanes (threads) processes X rows together (`warpAllReduce_XElem`). A team has the
+///   same number of lanes as in the launched kernel. If the variant does not exist for this number, the next larger number is used.
 /// - `a block a row` uses a block for each row.
 /// - `streamed` supports any length.
 fn contenders(length: u32, dtype: DType) -> Vec<Contender> {

@@ -1,7 +1,7 @@
 //! Computes values from the texts of large files: vectors, scores or labels.
 //!
 //! [`run`] reads texts from a file, passes them to a [`Model`] in windows of a few thousand rows, and writes the values that the model
-//! computes for each row. The crate knows nothing about transformers.
+//! computes for each row. No code of the crate is specific to transformers.
 //!
 //! ```
 //! use gemmule_corpus::{Column, Function, Hooks, Job, Keep, Kind, Results, Texts, Value, run};
@@ -70,8 +70,9 @@
 //!
 //! # Memory
 //!
-//! Up to five windows are in memory: one is read, two are computed, one is being finished, and one is written. A window has at most
-//! [`Limits::window_rows`] rows, and ends once it has [`Limits::window_bytes`] bytes. A page of a Parquet file is decoded as a whole.
+//! Up to five windows are in memory: one that is being read, two that the model is computing, one that is being finished, and one that is
+//! being written. A window has at most [`Limits::window_rows`] rows, and ends once it has [`Limits::window_bytes`] bytes. A page of a
+//! Parquet file is decoded as a whole.
 
 mod error;
 mod input;

@@ -59,7 +59,8 @@ impl Column {
     }
 }
 
-/// The type of a computed column.
+/// The type of a computed column. The table lists the value that a model returns for each kind, and the stored type in each output format.
+/// A NumPy array supports only two kinds.
 ///
 /// | kind | value | Parquet and Arrow | JSONL | NumPy |
 /// |---|---|---|---|---|

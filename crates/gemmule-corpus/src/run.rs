@@ -253,7 +253,7 @@ struct Begun {
     end: Position,
 }
 
-/// A computed window, with the numbers of refused rows and of tokens from the start of the input to the end of the window.
+/// A computed window. `refused` and `tokens` count all refused rows and all tokens from the start of the input to the end of the window.
 struct Done {
     batch: Batch,
     end: Position,

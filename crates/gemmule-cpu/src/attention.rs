@@ -1,4 +1,4 @@
-//! Softmax of attention scores between matrix products, and position-dependent changes to scores.
+//! The softmax of attention scores, which runs between the two matrix products of attention, and position-dependent changes to scores.
 
 use std::ops::Range;
 
@@ -165,7 +165,7 @@ impl WithSimd for PartialReductions<'_> {
         for row in self.rows.chunks_exact_mut(self.pitch) {
             let (row, rest) = row.split_at_mut(self.len);
             rest.fill(0.0);
-            // The layout has one pair of partials per tile.
+            // `partials` has one pair per tile: a maximum and a sum.
             for (tile, partial) in row.chunks(self.numerators.len()).zip(&mut partials) {
                 let numerators = &mut self.numerators[..tile.len()];
                 numerators.copy_from_slice(tile);

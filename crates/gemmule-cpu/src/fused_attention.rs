@@ -127,7 +127,7 @@ impl Attend<'_, '_> {
         let many = S::REGISTER_COUNT >= 32;
         let most = const {
             let most = S::F32_LANES * if S::REGISTER_COUNT >= 32 { 3 } else { 2 };
-            // The panel size divides the number of queries of every task, except that the last task of a sequence may have fewer queries.
+            // The panel size divides the number of queries of every task, except for the last task of a sequence.
             assert!(MAX_QUERIES.is_multiple_of(most));
             most
         };

@@ -266,7 +266,7 @@ impl Linear<'_> {
         }
     }
 
-    /// For each block of the result, calls `multiply`, which writes the products, and applies the epilogue. Blocks of the same rows are
+    /// Computes each block of the result: calls `multiply` to write the products, then applies the epilogue. Blocks of the same rows are
     /// processed consecutively, so that these rows stay in cache.
     fn blocks(
         &self,

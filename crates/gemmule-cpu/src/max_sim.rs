@@ -1,4 +1,4 @@
-//! Scores of late interaction.
+//! Late-interaction scores (MaxSim) of documents for a query.
 
 use std::iter::zip;
 

@@ -32,8 +32,8 @@ pub fn for_row_blocks(out: &mut [f32], width: usize, body: &(dyn Fn(usize, &mut 
         .for_each(|(i, rows)| body(i * block, rows));
 }
 
-/// Calls `body` with scratch memory and every number below `n`, in parallel if there are enough multiplications (`work`). Tasks of a thread
-/// may share scratch memory, which then contains the data of an earlier task.
+/// Calls `body` once for every number below `n`, each time with scratch memory. The calls are parallel if `work`, the total number of
+/// multiplications, is large enough. Calls on one thread may share scratch memory, which then contains the data of an earlier call.
 pub fn with_scratch<Scratch: Default>(
     n: usize,
     work: usize,
@@ -94,7 +94,7 @@ impl<'a> SharedOut<'a> {
             rows == 0 || at + (rows - 1) * stride + cols <= self.len,
             "kernels write within the length that was checked"
         );
-        // `wrapping_add`, because an empty block may start at the end.
+        // Use `wrapping_add`, because an empty block may start at the end.
         self.start.wrapping_add(at)
     }
 }

@@ -105,8 +105,9 @@ pub(crate) fn add_products<S: Simd, const M: usize, const N: usize>(
     add_products_ahead::<S, M, N, 0>(simd, rows, b, sums, &[]);
 }
 
-/// Like [`add_products`], but also prefetches `ahead`. Each step along k requests `AHEAD` cache lines of it, evenly distributed over its
-/// memory. If `ahead` has fewer lines than the loop requests, some are requested twice; if it has more, the last ones are not requested.
+/// Like [`add_products`], but also prefetches the slice `ahead`. Each step along k requests `AHEAD` cache lines. The requests of all steps
+/// are evenly distributed over the slice. If the slice has fewer lines than there are requests, some lines are requested twice; if it has
+/// more, the last lines are not requested.
 #[inline(always)]
 pub(crate) fn add_products_ahead<S: Simd, const M: usize, const N: usize, const AHEAD: usize>(
     simd: S,

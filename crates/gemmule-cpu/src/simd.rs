@@ -418,7 +418,7 @@ pub(crate) fn accumulate<S: Simd>(simd: S, x: &[f32], sum: &mut [f32]) {
     add_map_in_place(simd, Identity, x, sum);
 }
 
-/// Sums the elements in four vectors of partial sums.
+/// Sums the elements of `x`, by means of four vectors of partial sums.
 #[inline(always)]
 pub(crate) fn sum<S: Simd>(simd: S, x: &[f32]) -> f32 {
     let (x, tail) = S::as_simd_f32s(x);

@@ -45,7 +45,7 @@ pub struct Args {
     pub rounds: usize,
 }
 
-/// An engine that has produced its first result, and the sets of texts to time.
+/// An engine that has produced its first result, and the sets of sequence lengths to time.
 pub struct Ready {
     pub engine: Engine,
     /// Sets that fit the model's position table.
@@ -233,8 +233,8 @@ fn served(sets: Vec<Set>, limit: Option<u32>) -> (Vec<Set>, Vec<String>) {
     (served, skipped.collect())
 }
 
-/// Describes the pair of batches in which the batch with fewer tokens takes longer by the largest factor. Returns `None` if there is no
-/// such pair.
+/// Finds pairs of batches in which the batch with fewer tokens takes longer. Describes the pair with the largest ratio of times. Returns
+/// `None` if there is no such pair.
 fn slower_than_larger<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Option<String> {
     let rows: Vec<&Row> = rows.into_iter().collect();
     let pairs = rows

@@ -76,8 +76,7 @@ struct Row {
     slowest_ms: f64,
     tokens_per_second: f64,
     cache_bytes: u64,
-    /// Milliseconds of a step, by class of its kernels. The class `choosing` is the rest: the time of the step minus the time of all its
-    /// kernels.
+    /// Time per step in milliseconds, by kernel class. The class `choosing` is the time of the step minus the time of all its kernels.
     #[serde(skip_serializing_if = "Option::is_none")]
     classes: Option<BTreeMap<&'static str, f64>>,
 }
@@ -100,7 +99,7 @@ fn classes(
     Ok(shares.chain([("choosing", choosing)]).collect())
 }
 
-/// Times in milliseconds of generating tokens for several sequences at the same time.
+/// Times, in milliseconds, for generating tokens of several sequences at the same time.
 pub(super) struct Together {
     whole_ms: f64,
     first_ms: f64,

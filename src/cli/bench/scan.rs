@@ -9,12 +9,12 @@ use super::sets::Set;
 /// Arguments of a scan: the number of batches, their token counts, and the mean sequence length.
 #[derive(clap::Args)]
 pub struct Scan {
-    /// Time N batches with random token counts instead of sets. --scan-tokens is divided into N intervals of equal length on a logarithmic
-    /// scale, with one batch in each
+    /// Instead of sets, time N batches with random token counts. The range --scan-tokens is divided into N intervals of equal length on a
+    /// logarithmic scale, and each interval gives the token count of one batch
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "38", conflicts_with_all = ["workloads", "sets"],
           value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub scan: Option<u16>,
-    /// Min and max tokens of the batches of a scan
+    /// Min and max token count of a batch in a scan
     #[arg(
         long,
         value_name = "FROM..TO",

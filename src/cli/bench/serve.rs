@@ -47,8 +47,8 @@ pub(in crate::cli) struct Args {
     /// Seconds of load before the measurement
     #[arg(long, value_name = "S", default_value_t = 1.0)]
     warm_up: f64,
-    /// Lengths of texts in tokens, including two special tokens. A word of a text is about one token. Expected
-    /// normal:MIN,MAX,MEAN,DEVIATION, uniform:MIN,MAX or fixed:N
+    /// Text lengths in tokens, including two special tokens: normal:MIN,MAX,MEAN,DEVIATION, uniform:MIN,MAX or fixed:N. Each word of a text
+    /// is about one token
     #[arg(
         long = "lengths",
         alias = "lens",
@@ -101,13 +101,14 @@ struct Counted {
     /// Number of responses by status; status 0 means that there was no response.
     statuses: std::collections::BTreeMap<u16, u64>,
     tokens: u64,
-    /// Number of responses within the measured time, and their tokens, regardless of when the requests were sent.
+    /// Number of successful responses that arrived within the measured time, and the number of their tokens. Their requests may have been
+    /// sent before that time.
     came: (u64, u64),
-    /// Number of responses before their deadlines, and their tokens.
+    /// Number of successful responses that arrived before their deadlines, and the number of their tokens.
     in_time: (u64, u64),
     /// Number of requests that waited for a connection.
     waited: u64,
-    /// First problem of each kind.
+    /// Distinct problems, at most 64.
     problems: Vec<String>,
     last: Duration,
     latest: Duration,

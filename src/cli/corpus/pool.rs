@@ -22,10 +22,10 @@ use crate::{Batch, Engine, EngineError, Outputs, Session, engine::Pending, text:
 /// Number of rows that are tokenized together.
 const PIECE: usize = 1024;
 
-/// Max number of packed batches in the queue to the devices, in addition to one per device.
+/// Capacity of the queue of packed batches, in addition to one batch per device.
 const PACKED: usize = 1;
 
-/// Max number of submitted batches in the queue from the thread of a device to its collector thread.
+/// Capacity, in submitted batches, of the queue from a device's thread to its collector thread.
 const COMPUTED: usize = 2;
 
 /// Options that affect batches.

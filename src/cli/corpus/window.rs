@@ -57,7 +57,8 @@ impl<T: Task> Window<T> {
         }
     }
 
-    /// Locks the state. A panic leaves it consistent: each row has its result or waits for it.
+    /// Locks the state, even if a thread panicked while it held the lock. The state is still consistent: each row has a result or waits for
+    /// one.
     fn state(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -5,9 +5,9 @@ use std::{path::Path, time::UNIX_EPOCH};
 use super::{Choices, Runnable};
 
 impl Runnable {
-    /// Identifies the model and the options that change its values, to detect whether they differ when an interrupted run resumes. The
-    /// model is MODEL, or else `--weights`, as an absolute path if it is a file or folder. Options at their defaults are left out. The
-    /// contents of the folder are not included.
+    /// Returns a text that identifies the model and the options that change its outputs. An interrupted run resumes only if the text is the
+    /// same. The model is MODEL, or else `--weights`, as an absolute path if it is a file or folder. Options at their defaults are left
+    /// out. The contents of the folder are not included.
     pub(in crate::cli) fn identity(&self) -> String {
         let mut parts = vec![absolute(Path::new(self.name()))];
         if let Some(file) = self.location.model().map(Path::new).filter(|f| f.is_file()) {

@@ -13,7 +13,7 @@ use crate::{
     text::{Folder, TextError},
 };
 
-/// Endings of the names of transformers classes with a head for masked tokens.
+/// Suffixes of class names in the library transformers. Models of these classes have a head for masked tokens.
 const MASKED: [&str; 2] = ["ForMaskedLM", "ForPreTraining"];
 
 impl Runnable {

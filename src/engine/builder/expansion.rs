@@ -7,9 +7,9 @@ use crate::{
 };
 
 impl Builder {
-    /// Returns the padding with which `program` runs. Unless padding is kept, a program that reads the valid lengths of sequences runs with
-    /// [`Padding::Expanded`]. This is decided by the inputs of the program, not by the options of this builder, because the program of an
-    /// artifact was compiled with other options.
+    /// Returns the padding with which `program` runs: [`Padding::Expanded`] if the builder removes padding and the program reads the valid
+    /// lengths of sequences, and otherwise the setting of the builder. The inputs of the program decide, because the program of an artifact
+    /// was compiled with other options than those of this builder.
     pub(super) fn padding_of(&self, program: &Program) -> Padding {
         match self.padding {
             Padding::Removed if program.reads(BatchInput::ValidLens) => Padding::Expanded,

@@ -116,10 +116,10 @@ impl<'a> Trials<'a> {
         Ok(())
     }
 
-    /// Returns the microseconds of one launch of `kernel` within a run; `None` if the measurement is implausible. `more` is the measured
-    /// time of a run with the kernel minus that of a run without it, in microseconds. The error of the cost model is `more` minus the
-    /// estimated difference. The returned time is the kernel's estimated time, plus the error divided by the number of launches of the
-    /// kernel in a run.
+    /// Returns the time of one launch of `kernel` within a run, in microseconds; `None` if the measurement is implausible. `more` is the
+    /// measured time of a run with the kernel minus that of a run without it, in microseconds. The cost model also estimates this
+    /// difference, and its error is `more` minus the estimate. The returned time is the kernel's estimated time, plus the error divided by
+    /// the number of launches of the kernel in a run.
     fn in_place(
         &self,
         kernel: &KernelSpec,

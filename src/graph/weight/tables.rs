@@ -31,15 +31,15 @@ impl Sinusoid {
     }
 }
 
-/// Assignment of distances to the rows of a bias table (Raffel et al. 2020, section 2.1). Small distances have one row each; larger
-/// distances share rows, in proportion to their logarithm.
+/// Assignment of distances to the rows of a bias table (Raffel et al. 2020, section 2.1). Each small distance has its own row. Larger
+/// distances share rows: the row index grows with the logarithm of the distance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Buckets {
     /// Number of rows in the table.
     pub n: u32,
     /// All distances of at least `reach` use the last row on their side.
     pub reach: u32,
-    /// Whether keys after the query use half of the rows; otherwise they use the first row.
+    /// Whether keys after the query have half of the rows to themselves. If false, all of them use the first row.
     pub bidirectional: bool,
 }
 
@@ -52,7 +52,7 @@ impl Buckets {
         }
     }
 
-    /// Checks the fields. If they are invalid, returns the found values and the expected ones as texts.
+    /// Checks the fields. Returns `None` if they are valid, and otherwise a text with the found values and a text with the expected ones.
     pub fn problem(self) -> Option<(String, String)> {
         let exact = self.side_size() / 2;
         if exact == 0 || (self.bidirectional && !self.n.is_multiple_of(2)) {
@@ -109,7 +109,7 @@ pub struct Positions {
 }
 
 impl Positions {
-    /// Checks the fields. If they are invalid, returns the found values and the expected ones as texts.
+    /// Checks the fields. Returns `None` if they are valid, and otherwise a text with the found values and a text with the expected ones.
     pub fn problem(self) -> Option<(String, String)> {
         let Some(reach) = self.reach else {
             return match (1..=PositionBias::FARTHEST).contains(&self.span) {
@@ -159,8 +159,8 @@ impl Positions {
             .unsigned_abs()
     }
 
-    /// Returns the smallest distance at which keys before and after the query both use an outermost row of the table. Larger distances also
-    /// use these two rows. Returns `None` if the distance exceeds [`PositionBias::FARTHEST`].
+    /// Returns the smallest distance at which the key before the query and the key after it use the two outermost rows of the table. Larger
+    /// distances use the same two rows. Returns `None` if the distance exceeds [`PositionBias::FARTHEST`].
     pub fn farthest(self) -> Option<u32> {
         let last = 2 * u64::from(self.span) - 1;
         let is_far = |far: u32| {
@@ -187,8 +187,8 @@ impl Positions {
 }
 
 /// Returns the ALiBi slope of a head (Press et al. 2022, section 3, and their code). If the number of heads `n` is a power of two, the
-/// slopes are a geometric sequence with first term and ratio 2^(−8 / n). Otherwise, the slopes for the next smaller power of two are
-/// followed by every other slope for the next larger power of two.
+/// slopes are a geometric sequence whose first term and ratio are both 2^(−8 / n). Otherwise, the first heads have the slopes for the next
+/// smaller power of two. The other heads have every other slope for the next larger power of two.
 pub fn slope(head: u64, heads: u64) -> f64 {
     let power = 1u64 << heads.max(1).ilog2();
     let (nth, of) = match head < power {

@@ -33,8 +33,8 @@ pub enum Keys {
 }
 
 impl Keys {
-    /// Returns three batch inputs: the cache slots of the keys, the offset of each sequence's first slot in this list, and the number of
-    /// keys of each sequence.
+    /// Returns three batch inputs: the list of the cache slots of all keys, the offset in this list at which each sequence begins, and the
+    /// number of keys of each sequence.
     pub fn tables(self) -> [BatchInput; 3] {
         match self {
             Keys::Own => [

@@ -8,8 +8,8 @@ use crate::{
 /// Max bytes of shared memory of a CTA on every target. sm_86 and sm_89 have the smallest limit.
 pub(super) const SHARED_LIMIT: u32 = 99 * 1024;
 
-/// Returns the elements of a head's row in shared memory. For tensor cores, the head size is rounded up to a multiple of 16, the K extent
-/// of an MMA.
+/// Returns the number of elements of a head's row in shared memory. For tensor cores, the head size is rounded up to a multiple of 16, the
+/// K extent of an MMA.
 pub(super) fn row(head: u32, dtype: DType) -> u32 {
     if !dtype.has_mma() {
         head

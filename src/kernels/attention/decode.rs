@@ -109,7 +109,8 @@ impl MhaDecode {
         kv_heads * (heads / kv_heads).div_ceil(self.rows())
     }
 
-    /// Query heads per CTA: all that share a key head, or, if these are too many, an equal part of them.
+    /// Number of query heads per CTA. A CTA computes all query heads that share a key head. If these are too many, it computes an equal
+    /// part of them.
     fn rows(&self) -> u32 {
         let MhaCached {
             heads, kv_heads, ..
@@ -145,7 +146,8 @@ impl MhaDecode {
         16 * pool.element().bytes() as u32 / dtype.bytes() as u32
     }
 
-    /// Bytes of a pipeline stage: 16 keys and 16 values, padded to the packs that the lanes of a warp hold.
+    /// Bytes of a pipeline stage, which holds 16 keys and 16 values. Keys and values are padded, so that all lanes of a warp hold equally
+    /// many packs.
     fn stage_bytes(&self) -> u32 {
         (2 * self.key_packs() + 4 * self.value_packs()) * 32 * self.pack_bytes()
     }

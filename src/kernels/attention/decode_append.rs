@@ -16,8 +16,9 @@ use crate::{
     tensor::{Extents, Shape, Size, Symbol},
 };
 
-/// The inputs of [`MhaDecode`], `x [tokens, x.stride]`, `token_slots [tokens]` → `cache [blocks, stride]` as written by [`AppendCache`],
-/// and `out`. For sequences of one token, this kernel replaces a launch of `AppendCache` and a launch of attention.
+/// The inputs of [`MhaDecode`], `x [tokens, x.stride]`, `token_slots [tokens]` → `cache [blocks, stride]`, `out`. The kernel writes the
+/// same elements of `cache` as [`AppendCache`], and the same `out` as [`MhaDecode`]. For sequences of one token, this kernel replaces a
+/// launch of `AppendCache` and a launch of attention.
 ///
 /// Attention reads the newest key and value from `x`, the output of the projection, instead of the cache, and rounds them to the format of
 /// the cache. Thus no CTA waits for the stores of another CTA.
@@ -44,8 +45,8 @@ impl MhaDecodeAppend {
         append.check().map_err(AttentionError::Append)
     }
 
-    /// Returns the two kernels that this kernel replaces, `AppendCache` and attention, each with its operands among `operands`, the
-    /// operands of this kernel.
+    /// Returns the two kernels that this kernel replaces: `AppendCache` and attention. Each kernel is returned with its operands, which are
+    /// selected from `operands`, the operands of this kernel.
     pub fn in_turn<T: Copy>(&self, operands: &[T]) -> [(KernelSpec, Vec<T>); 2] {
         // The operands end with `x`, `token_slots`, `cache` and `out`. The append kernel takes the first three of these. Both kernels take
         // the scales of the cache.
@@ -60,7 +61,8 @@ impl MhaDecodeAppend {
         ]
     }
 
-    /// Returns the scales of the cache among `of_attention`, the inputs of attention. Returns an empty slice if the cache has no scales.
+    /// Returns the operands of `of_attention` that are the scales of the cache. `of_attention` holds the inputs of attention. Returns an
+    /// empty slice if the cache has no scales.
     fn scales<'a, T>(&self, of_attention: &'a [T]) -> &'a [T] {
         let plain = &self.decode.plain;
         let n = plain.pool.scales().len();

@@ -13,7 +13,7 @@ use crate::{
     tensor::{DType, Extents, Size},
 };
 
-/// The operands of an attention kernel, `out_scale [1]` → `out [tokens, heads·head]`: the result of attention, divided by `out_scale`, in
+/// The inputs of an attention kernel, and `out_scale [1]` → `out [tokens, heads·head]`: the result of attention, divided by `out_scale`, in
 /// E4M3.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaToE4m3 {
@@ -37,7 +37,7 @@ impl FusedMha {
         }
     }
 
-    /// Returns the kernel without the conversion.
+    /// Returns the attention kernel without the conversion of the result to E4M3.
     pub fn spec(&self) -> KernelSpec {
         match self.clone() {
             Self::Short(attention) => attention.into(),

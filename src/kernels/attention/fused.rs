@@ -128,8 +128,8 @@ impl MhaOnline {
         }
     }
 
-    /// Returns the tiling. A warp has two 16-row tiles if its accumulators leave enough registers, because this halves the shared-memory
-    /// reads per MMA. Larger heads have smaller query and key tiles.
+    /// Returns the tiling. A warp has two 16-row tiles if its accumulators leave enough registers: two tiles halve the shared-memory reads
+    /// per MMA. Larger heads have smaller query and key tiles.
     fn plan(&self) -> Tiling {
         if !self.dtype.has_mma() {
             return Tiling::simt(self.of.head);

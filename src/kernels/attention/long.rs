@@ -26,12 +26,12 @@ pub use scores::MhaLongScores;
 /// Keys per key tile.
 const KEY_TILE: u32 = Extents::KEY_TILE as u32;
 
-/// Max number of persistent CTAs of a grouped GEMM per SM. It is a multiple of 1, 2 and 4, so the CTAs run in full waves if the kernel has
-/// that number of CTAs resident on an SM. Several waves cost little, because a CTA's prologue is short compared to its tiles.
+/// Max number of persistent CTAs of a grouped GEMM per SM. It is a multiple of 1, 2 and 4. If 1, 2 or 4 CTAs are resident on an SM at once,
+/// the CTAs therefore run in full waves. Several waves cost little, because a CTA's prologue is short compared to its tiles.
 const CTAS_PER_SM: u64 = 4;
 
-/// Layout of the scores and partials of a batch, which the three kernels exchange. A partial is a row maximum and a row sum over a key
-/// tile.
+/// Layout of the scores and the partials of a batch. The three kernels exchange both through global memory. A partial consists of the
+/// maximum and the sum over the part of a row that is in one key tile.
 ///
 /// The start of a sequence is computed from two sums over the preceding sequences: `pairs`, the sum of squared lengths, and `tokens`, the
 /// sum of lengths. Sequences start at rounded indices, which leaves gaps that are neither written nor read.
@@ -149,8 +149,8 @@ pub(super) fn visitor_launch(
     }
 }
 
-/// Constants of `partials/attention_visitor.cu` and of the files that include it. A tile has `rows` queries. If `tile_keys`, it has `keys`
-/// keys, otherwise all keys of the sequence.
+/// Constants of `partials/attention_visitor.cu` and of the files that include it. A tile has `rows` queries. If `tile_keys` is true, the
+/// tile has `keys` keys. Otherwise, it has all keys of the sequence.
 pub(super) fn visitor_constants(
     heads: u32,
     [rows, keys]: [u32; 2],

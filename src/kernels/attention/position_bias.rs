@@ -6,7 +6,7 @@ use crate::{
     tensor::{DType, Shape, Size},
 };
 
-/// Values of the parameters `bias` and `sinks`. A slice is empty if the kernel does not have its parameter.
+/// Values of the parameters `bias` and `sinks`. If the kernel lacks one of these parameters, the corresponding slice is empty.
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct ScoreOperands<'a> {
     pub biases: &'a [f32],
@@ -30,9 +30,10 @@ pub(in crate::kernels) trait PositionBiasCode {
     /// Returns the part of a kernel's symbol that names the window, the bias, the cap and the sinks; empty without them.
     fn suffix(&self) -> String;
 
-    /// Returns the constants of `partials/attention_by_distance.cu`, and two more constants. `sinks` is whether there are sinks.
-    /// `scale_log2` is the factor by which the base-2 softmax multiplies scores. With a bias or a cap, this factor is 1, because the scores
-    /// are scaled before the bias or cap is applied. The argument `head` is the CUDA expression for the index of a head.
+    /// Returns the constants of `partials/attention_by_distance.cu` and of the attention templates. The constant `sinks` is whether there
+    /// are sinks. The constant `scale_log2` is the factor by which the base-2 softmax multiplies scores. With a bias or a cap, this factor
+    /// is 1, because the scores are scaled before the bias or cap is applied. The argument `head` is the CUDA expression for the index of a
+    /// head.
     fn constants(&self, head: &str, scale: f32) -> Vec<(&'static str, Constant)>;
 }
 

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// `x [tokens, heads·head]`, `table [2·reach + 1, heads·head]`, `cu_lens`, `pair_offsets` → `scores [heads, pairs]`: `x · table[distance]`
-/// for each head, query and key of a sequence. The row of `x` is that of the query or that of the key, as `of` selects. The distance is the
+/// for each head, query and key of a sequence. `of` selects whether the row of `x` belongs to the query or to the key. The distance is the
 /// key's position minus the query's position, clamped to `±reach`, and row 0 of `table` is for distance `-reach`. This is the plain kernel,
 /// with one thread per pair.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -211,8 +211,9 @@ impl AttentionSoftmax {
 }
 
 impl AttentionSoftmax {
-    /// Returns `scale · log2(e)`, or the smallest normal number instead of 0: 0 times the −∞ of a masked key would be NaN. With this
-    /// number, as with 0, all keys that are not masked get the same probability, if the magnitudes of scores are below 10³⁰.
+    /// Returns `scale · log2(e)`, but returns the smallest normal number if this product is 0. Otherwise, the product of 0 and the −∞ of a
+    /// masked key would be NaN. With the smallest normal number, all keys that are not masked get the same probability as with 0, if the
+    /// magnitudes of scores are below 10³⁰.
     fn scale_log2(&self) -> f32 {
         match scale_log2(self.scale) {
             0.0 => f32::MIN_POSITIVE,
@@ -360,7 +361,7 @@ impl Kernel for AttentionSoftmax {
         let edges = [16u32, 24, 32, 64, 120, 128, 256, 504, 512];
         let around: Vec<u32> = edges.iter().flat_map(|&n| [n + 1, n, n - 1]).collect();
         cases.push(Case::new("pack_edges", &around));
-        // With these numbers of sequences, the loop of a warp's search (`find_rows`) has one and two iterations.
+        // The loop of a warp's search (`find_rows`) has one iteration for 70 sequences, and two for 1100.
         for (name, n) in [("many", 70), ("very_many", 1100)] {
             let lens: Vec<u32> = (0..n).map(|i| 1 + i * 5 % 13).collect();
             cases.push(Case::new(name, &lens));

@@ -20,7 +20,7 @@ use crate::{
 
 /// `scores [heads, pairs]`, (`bias`), (`sinks [heads]`), `cu_lens`, `pair_offsets`, (`valid_lens [batch]`) → `out [heads, pairs]`: softmax
 /// of the scores with their [`PositionBias`], over the keys that each query attends to. This is the plain kernel, with one warp per row.
-/// Fused attention kernels include this softmax.
+/// Fused attention kernels compute this softmax themselves.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SoftmaxByDistance {
     pub heads: u32,

@@ -1,5 +1,5 @@
 //! Unfused attention: the two matrix products, with the scores in global memory. These kernels run if fusion is off, and fused kernels are
-//! compared with them. The module `softmax` has the softmax between them.
+//! compared with them. The softmax between the two products is in the module `softmax`.
 //!
 //! On tensor cores, both products are grouped GEMMs (batched GEMMs of different sizes), with a GEMM for each head of each sequence. If
 //! tensor cores cannot read the operands, one thread computes each result.
@@ -110,7 +110,7 @@ impl AttentionContext {
     }
 }
 
-/// Returns a launch of one thread per result, up to the max grid.
+/// Returns a launch of one thread per result. The number of CTAs is clamped to the max grid size.
 fn simt_launch(results: u64, heads: u32) -> Launch {
     let blocks = results.div_ceil(SIMT_THREADS.into());
     Launch {

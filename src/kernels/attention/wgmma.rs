@@ -48,7 +48,7 @@ pub struct MhaWgmma {
     pub tile: MhaTile,
 }
 
-/// Shared memory in bytes: the size per SM, the part of each CTA that the system reserves, and the max size per CTA.
+/// Shared memory in bytes: the size per SM, the size that the system reserves for each CTA, and the max size per CTA.
 const SHARED_OF_SM: u32 = 228 * 1024;
 const SHARED_OF_SYSTEM: u32 = 1024;
 const SHARED_OF_BLOCK: u32 = 227 * 1024;
@@ -368,7 +368,7 @@ impl MhaTile {
     }
 }
 
-/// Tensor map for copies of `rows` rows of a head.
+/// Returns the tensor map with which a copy loads `rows` rows of a head.
 fn heads_map(param: &'static str, head: u32, rows: u32) -> TensorMap {
     TensorMap {
         param,
@@ -388,8 +388,8 @@ fn columns(head: u32) -> u32 {
     }
 }
 
-/// Whether columns of ones are appended to V, with which the tensor cores sum the rows of P. This requires that a row of V fits one box,
-/// because a descriptor has only one stride between boxes.
+/// Whether columns of ones are appended to V, so that the tensor cores also sum the rows of P. A row of V must then fit one box, because a
+/// descriptor has only one stride between boxes.
 fn has_ones(head: u32) -> bool {
     head == columns(head)
 }
@@ -473,7 +473,7 @@ impl MhaWgmma {
         }
     }
 
-    /// Returns the portable kernel for the same attention, which has the same reference.
+    /// Returns the portable kernel for the same attention. Both kernels have the same reference.
     pub fn plain(&self) -> MhaOnline {
         MhaOnline {
             of: self.of,

@@ -72,12 +72,12 @@ impl LogitRows {
         }
     }
 
-    /// Returns three results for each group of a row:
+    /// Returns up to three results for each group of a row:
     ///
     /// - the best token after the rules,
     /// - if `temperature` is given, the sum of `exp((logit − best) / temperature)` over the allowed tokens, where `best` is the logit of
     ///   the best token,
-    /// - if `logs`, the max logit before the rules, and the sum of the exponentials of the logits relative to this max.
+    /// - if `logs` is true, the max logit before the rules, and the sum of the exponentials of the logits relative to this max.
     pub(in crate::kernels) fn groups(
         self,
         logits: &[f32],

@@ -17,9 +17,9 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// `scaled [rows, k]`, `row_stats [rows, ⌈k / 64⌉, 2]` in f32, `gamma`, `beta [k]`, `weight [n, k]`, (`bias [n]`) → `normal [rows, k]`:
-/// LayerNorm of the rows written by [`GemmResidualRowStats`](super::GemmResidualRowStats), and `out [rows, n]`: `act(normal · weightᵀ +
-/// bias)`. The kernel is for f16 and bf16 on Hopper. Each CTA computes its outputs over the whole of k, like
+/// `scaled [rows, k]`, `row_stats [rows, ⌈k / 64⌉, 2]` in f32, `gamma`, `beta [k]`, `weight [n, k]`, (`bias [n]`) → `normal [rows, k]`,
+/// `out [rows, n]`. `normal` is LayerNorm of the rows that [`GemmResidualRowStats`](super::GemmResidualRowStats) writes, and `out` is
+/// `act(normal · weightᵀ + bias)`. The kernel is for f16 and bf16 on Hopper. Each CTA computes its outputs over the whole of k, like
 /// [`GemmSplitK`](super::GemmSplitK) without splits.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeferredLayerNormGemm {
@@ -209,7 +209,7 @@ impl Kernel for DeferredLayerNormGemm {
 
     fn cases(&self) -> Vec<Case> {
         let mut cases = Case::standard();
-        // These numbers of rows result in full, partial and empty octets and tiles.
+        // These numbers of rows result in tiles, and octets (groups of eight) of rows, that are full, partial or empty.
         let rows = [8, 33, 40, 47, 48, 49, 63, 64, 65, 96, 100, 128];
         cases.extend(rows.map(|rows| Case::new("few_rows", &[rows])));
         cases

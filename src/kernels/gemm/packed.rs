@@ -30,8 +30,8 @@ pub(super) fn constants(weight: Option<Scaled>) -> Constants {
 /// Cycles that a warp takes to convert and multiply 16 rows of 128 columns, if no other warp shares its scheduler.
 pub(super) const STEP_LATENCY: f64 = 400.0;
 
-/// Number of issue slots that the conversion of 16 rows of 128 columns takes. If `by_warps`, the elements are converted for the MMAs of
-/// single warps in the streaming GEMM, otherwise for any other MMAs. An integer instruction takes two slots.
+/// Number of issue slots that the conversion of 16 rows of 128 columns takes. `by_warps` is whether the elements are converted for the MMAs
+/// of single warps in the streaming GEMM, rather than for other MMAs. An integer instruction takes two slots.
 pub(super) const fn conversion_slots(weight: Scaled, by_warps: bool) -> f64 {
     match (weight.values, weight.group, by_warps) {
         (Values::Int4, _, true) => 190.0,
@@ -50,8 +50,8 @@ pub(super) const fn block_bytes(weight: Scaled) -> u32 {
     8 * weight.bits() as u32
 }
 
-/// Bytes of the scales of groups in `columns` columns of a row. A kernel loads these scales in the same stages as the values. Returns 0 for
-/// scales of whole rows.
+/// Bytes of the scales for `columns` columns of a row, if groups of columns have scales. A kernel loads these scales in the same stages as
+/// the values. Returns 0 if each whole row has one scale.
 pub(super) const fn scale_bytes(weight: Scaled, columns: u32) -> u32 {
     match weight.group {
         Group::Row => 0,

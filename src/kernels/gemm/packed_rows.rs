@@ -46,7 +46,7 @@ pub(crate) const fn columns(k: u32) -> u32 {
     k.next_multiple_of(COLUMNS as u32)
 }
 
-/// Columns per group with a scale, as in a weight in [`Format::FP8_128`].
+/// Number of columns that share a scale, as in a weight in [`Format::FP8_128`].
 pub(super) const GROUP: u32 = 128;
 
 /// Returns the number of groups of columns per row for x with `k` columns.

@@ -35,7 +35,8 @@ pub struct GemmProblem {
     pub n: u32,
     /// Columns of x and of the weight.
     pub k: u32,
-    /// Storage type of the bias and of the residual, and of x and the result unless they are in E4M3.
+    /// Storage type of the bias and the residual. It is also the type of x unless x has 8-bit elements, and of the result unless `to_e4m3`
+    /// is true.
     pub dtype: DType,
     /// Storage format of the weight. If `dtype` is f16 or bf16, kernels convert a packed weight in registers. If `dtype` is f32, only the
     /// CPU executor supports a weight in another format. It rounds x to int8 or bf16 if the weight is in int8 or bf16.
@@ -354,7 +355,7 @@ impl GemmProblem {
             };
             let x = HostTensor::Real(self.restored_rows(x.real(), x_scale.real()));
             let reads = [&[&x, *weight], rest].concat();
-            // The elements of both factors are multiplied without rounding them to the storage type.
+            // The elements of x and of the weight are multiplied without rounding to the storage type.
             return self.with_plain_rows().reference(extents, &reads, false);
         }
         if self.is_fp8() {

@@ -147,8 +147,8 @@ impl GemmProblem {
         }
     }
 
-    /// For int8, returns the index of `x_scale` in `reads`, and `x_scale` with the sums of the rows of x in `reads`. Otherwise, returns
-    /// nothing.
+    /// For int8, returns the index of `x_scale` in `reads`, and a copy of `x_scale` that contains the sums of the rows of x. Otherwise,
+    /// returns an empty list.
     pub(super) fn derived_inputs(&self, reads: &[&HostTensor]) -> Vec<(usize, HostTensor)> {
         let (true, [x, _, x_scale, ..]) = (self.multiplies_int8(), reads) else {
             return Vec::new();

@@ -1,5 +1,6 @@
-//! A linear layer fused with the following residual addition and LayerNorm or RMSNorm, for Hopper. The accumulators of a cluster's CTAs are
-//! whole rows of the result. The CTAs exchange sums over their parts of the rows, and normalize the rows in registers.
+//! A linear layer fused with the following residual addition and LayerNorm or RMSNorm, for Hopper. Together, the CTAs of a cluster hold
+//! whole rows of the result in their accumulators. The CTAs exchange sums over their parts of the rows, and normalize the rows in
+//! registers.
 
 use serde::{Deserialize, Serialize};
 
@@ -42,7 +43,8 @@ const STAGE_ALIGNMENT: u32 = 1024;
 const MAX_STAGES: u32 = 8;
 /// Max `k` of problems that are checked with tens of thousands of rows. With a larger `k`, such a check would be slow.
 const FEW_PRODUCTS: u32 = 72;
-/// A number of CTAs that exceeds the SMs of every Hopper GPU. If a launch has more tiles, some persistent cluster processes several tiles.
+/// A number of CTAs that exceeds the number of SMs of every Hopper GPU. If a launch has more tiles, at least one persistent cluster
+/// processes several tiles.
 const MAX_CTAS: u32 = 160;
 /// The portable cluster size, which every GPU with clusters supports.
 const MAX_CTAS_PER_CLUSTER: u32 = 8;
@@ -115,7 +117,7 @@ impl GemmResidualNorm {
         3 + usize::from(self.bias)
     }
 
-    /// Estimated cycles on a GPU with Hopper's instructions, comparable with [`WgmmaTile::cycles`]. The formula has the same structure.
+    /// Estimated cycles on a GPU with Hopper's instructions, comparable with [`WgmmaTile::cycles`], whose formula has the same structure.
     fn estimate(&self, rows: u64, machine: &Machine) -> f64 {
         let Some(Hopper {
             gemm_norm: cost,
@@ -352,7 +354,8 @@ impl Kernel for GemmResidualNorm {
     fn cases(&self) -> Vec<Case> {
         let mut cases = Case::standard();
         if self.k <= FEW_PRODUCTS {
-            // With this number of rows, some CTA has five tiles whatever the tile size. Both warpgroups then reuse barriers and stages.
+            // With this number of rows, at least one CTA has five tiles, regardless of the tile size. Both warpgroups then reuse barriers
+            // and stages.
             let rows = |tile: &WgmmaTile| {
                 let at_once = MAX_CTAS / (self.n / tile.n);
                 u64::from(4 * at_once * tile.m) + 1

@@ -34,8 +34,9 @@ pub struct GemmResidualRowStats {
 /// Threads of a CTA: two consumer warpgroups and a producer warp.
 const THREADS: u32 = 288;
 
-/// Whether the accumulators that the two warpgroups exchange fit the shared memory of one warpgroup's weights, which is free after the
-/// product. A warpgroup sends the accumulators of half of the tokens, and of `also` more octets (groups of eight) of tokens.
+/// Returns whether shared memory has room for the accumulators that the two warpgroups exchange. They reuse the memory of one warpgroup's
+/// weights after the product. A warpgroup sends the accumulators of half of its octets (groups of eight) of tokens, and of `also` more
+/// octets.
 pub(super) fn room_to_exchange(tile: SplitKTile, k: u32, also: u32) -> bool {
     let steps = k.div_ceil(BLOCK_K) / tile.splits / 2;
     let exchanged = (tile.tokens / 8).div_ceil(2) + also;

@@ -57,7 +57,7 @@ pub struct GemmStream {
     pub tile: StreamTile,
 }
 
-/// Factor of `scaled`, a power of two below 1. Without it, gamma times a row might exceed the range of f16.
+/// Factor by which `scaled` is multiplied, a power of two below 1. Without this factor, gamma times a row might exceed the range of f16.
 pub(crate) const SCALE: f32 = 1.0 / 64.0;
 /// Max bytes of dynamic shared memory per CTA, for one to four CTAs per SM. The rest of an SM's shared memory is for static arrays.
 const SHARED: [u32; 4] = [224 * 1024, 112 * 1024, 74 * 1024, 55 * 1024];
@@ -68,8 +68,8 @@ const MAX_STAGES: u32 = 16;
 /// Max bytes of received partial accumulators that have their own shared memory next to the ring. Larger accumulators reuse the memory of
 /// the ring, so a CTA arrives at the cluster barrier only after its main loop.
 const MAX_BESIDE: u32 = 16 * 1024;
-/// Max number of octets (groups of eight) of rows in shared memory at once. The output is stored through shared memory if rows have an odd
-/// number of columns.
+/// Max number of octets (groups of eight) of output rows in shared memory at once. The output is stored through shared memory if rows have
+/// an odd number of columns.
 const STAGED_OCTETS: u32 = 2;
 /// Padding of an output row in shared memory, in 4-byte words. It avoids bank conflicts when a warp writes eight rows at once.
 const STAGED_PADDING: u32 = 4;
@@ -78,8 +78,8 @@ const STAGED_PADDING: u32 = 4;
 const WARP_MMA_ROWS: u32 = 16;
 /// Blocks of [`BLOCK_K`] columns in a stage of a packed weight.
 const BLOCKS: u32 = 2;
-/// Max rows of a tile with operands in E4M3. With more rows, [`GemmWgmma`](super::GemmWgmma) is at least as fast, because it does not read
-/// the weight more often.
+/// Max rows of a tile with operands in E4M3. With more rows, [`GemmWgmma`](super::GemmWgmma) is at least as fast, because it reads the
+/// weight at most as often as this kernel.
 const MAX_ROWS_FP8: u32 = 32;
 /// If a tile has at most this number of rows, the next kernel may start early. With more rows, the CTAs of the next kernel would take
 /// bandwidth from the loads of x.
@@ -240,7 +240,7 @@ impl GemmStream {
         self.layout().expect("the tile has room, as `check` says")
     }
 
-    /// Returns the number of tiles of the output, and the number of tiles that have the same columns.
+    /// Returns the number of tiles of the output, and the number of tiles that cover the same columns (one per tile of rows).
     fn tiles_of(&self, rows: u64) -> (u64, u64) {
         let of_rows = rows.div_ceil(self.tile.rows.into()).max(1);
         (

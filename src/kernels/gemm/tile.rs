@@ -57,7 +57,7 @@ const INT8_TILES: [Tile; 9] = {
     tiles
 };
 
-/// Tiles for f32: 8×8 or 4×4 outputs per thread, double-buffered in shared memory.
+/// Tiles for f32. Each thread computes 8×8 or 4×4 outputs. Shared memory holds two k tiles (double buffering).
 const SCALAR_TILES: [Tile; 5] = [
     tile(128, 128, 16, 4, 2, 2),
     tile(128, 64, 16, 4, 1, 2),

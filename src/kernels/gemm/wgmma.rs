@@ -50,7 +50,7 @@ pub struct GemmWgmma {
 /// The way in which the epilogue stores the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Store {
-    /// From registers to global memory. The weight's rows are loaded in multiples of 32, in the order [`RowOrder::Quads`], or
+    /// From registers to global memory. The weight's rows are loaded in groups of 32, in the order [`RowOrder::Quads`], or
     /// [`RowOrder::PairsOfQuads`] if the weight is packed.
     Direct,
     /// From registers to global memory, with swap-AB. The weight's rows are loaded in the order [`RowOrder::Fours`], or
@@ -68,7 +68,7 @@ const BLOCK_K: u32 = 64;
 const MAX_STAGES: u32 = 8;
 /// Min number of stages that hides the latency of the loads.
 const ENOUGH_STAGES: u32 = 4;
-/// Rows per warp of a warpgroup's 64-row MMA.
+/// Number of rows of a warpgroup's 64-row MMA that each warp holds.
 const SUBTILE_ROWS: u32 = 16;
 /// Threads of a CTA: one producer and two consumer warpgroups.
 const THREADS: u32 = 384;
@@ -134,7 +134,7 @@ impl WgmmaTile {
         format!("wgmma{}x{}{schedule}", self.m, self.n)
     }
 
-    /// Columns of a warp's epilogue subtile, and the number of TMA boxes that store it.
+    /// Returns the number of columns of a warp's epilogue subtile, and the number of TMA boxes that store the subtile.
     ///
     /// A box of 64 columns is swizzled. If the tile's columns are not a multiple of 64, a subtile has two narrower boxes, whose rows are an
     /// odd number of 16-byte chunks. Eight rows of this length are free of bank conflicts without a swizzle.

@@ -1,8 +1,8 @@
 //! The operators of the language, with one file for each group.
 //!
-//! A file has a table for users, the fields of each operator (`fields!`), the nodes that it adds to the graph (`Operator::build`), and its
-//! entry in `ALL`. Decoding, the errors about fields, and the checks of names are derived from the fields. The files of the groups
-//! share the imports of this file.
+//! Each file contains a table for users. For each operator, it contains the fields (`fields!`), the code that adds nodes to the graph
+//! (`Operator::build`), and an entry in `ALL`. The decoding, the error messages about fields, and the checks of names are derived from the
+//! fields. The files of the groups share the imports of this file.
 
 pub mod attention;
 mod fields;

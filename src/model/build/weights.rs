@@ -18,9 +18,12 @@ use crate::{
 const MAX_ELEMENTS: u64 = 1 << 40;
 
 impl Builder<'_> {
-    /// Returns the pattern of the tensor that a linear layer reads for `pattern`. If `pattern` is a table that a head is tied to, and the
-    /// checkpoint has different values for the head, this is the head's tensor; otherwise it is `pattern`. If `pattern` is a tied head
-    /// tensor, records it as untied: tensors with its alternative names may have different values and must not be read instead.
+    /// Returns the pattern of the tensor that a linear layer reads if its weight is `pattern`. If `pattern` is a table that a head is tied
+    /// to, and the checkpoint has a head tensor with different values, the result is the pattern of this head tensor. Otherwise, the result
+    /// is `pattern`.
+    ///
+    /// If `pattern` is a tied head tensor, this function also records it as untied. Tensors with its alternative names may have different
+    /// values, so they must not be read instead.
     pub(super) fn untied<'p>(
         &mut self,
         pattern: &'p At<Pattern>,

@@ -105,7 +105,7 @@ pub struct DistanceTooLarge {
 }
 
 impl Bias {
-    /// Dimensions of the operand.
+    /// Dimensions of the operand that stores the biases or the slopes.
     pub fn dims(self, heads: u32) -> Vec<u64> {
         match self {
             Bias::Table { reach } => vec![heads.into(), 2 * u64::from(reach) + 1],
@@ -113,7 +113,7 @@ impl Bias {
         }
     }
 
-    /// Returns the bias of a head at a distance, given the operand's elements.
+    /// Returns the bias of a head at a distance. `elements` are the elements of the operand that stores the biases or the slopes.
     pub fn at(self, elements: &[f32], head: usize, distance: i64) -> f64 {
         match self {
             Bias::Table { reach } => {
@@ -171,7 +171,7 @@ impl PositionBias {
         capped + bias
     }
 
-    /// Checks that kernels support these distances.
+    /// Checks that kernels support the distances that the window and the table of biases cover.
     ///
     /// # Errors
     /// Returns an error if the window or the reach exceeds [`Self::FARTHEST`].

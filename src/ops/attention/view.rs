@@ -38,7 +38,7 @@ impl HeadView {
         }
     }
 
-    /// Elements between consecutive tokens of a head.
+    /// Distance in elements between the rows of one head for consecutive tokens.
     pub(crate) fn stride(self, head: u32) -> u32 {
         match self {
             HeadView::HeadMajor => head,
@@ -65,7 +65,8 @@ impl HeadView {
     }
 }
 
-/// Token of a (query, key) pair whose row of `x` is used to compute the relative score of the pair.
+/// Selects a token of a (query, key) pair: the query or the key. The relative score of the pair is computed from the row of `x` for this
+/// token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Side {
     Query,

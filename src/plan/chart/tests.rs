@@ -106,7 +106,7 @@ fn a_rectangle_is_as_long_as_the_life_and_as_high_as_the_size() {
     assert!((b[0] - (a[0] + step)).abs() < 0.05, "{drawn:?}");
     assert!((b[2] - (b[0] + 3.0 * step)).abs() < 0.05, "{drawn:?}");
     assert!((b[3] - b[1] - lane / 2.0).abs() < 0.05, "{drawn:?}");
-    // The lane of chunk 2 is below that of chunk 0. The bottom of `b` is a quarter of the lane's height above the lane's floor.
+    // The lane of chunk 2 is below that of chunk 0. The bottom of `b` is above the bottom of the lane by a quarter of the lane's height.
     assert!(
         (b[3] - (a[3] + LANE_GAP + lane - lane / 4.0)).abs() < 0.05,
         "{drawn:?}"

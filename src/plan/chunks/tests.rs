@@ -239,8 +239,8 @@ fn a_small_request_after_a_release_has_a_chunk_that_is_large_enough() {
         // Adds a second chunk, which the next two requests do not use.
         vec![large, record(0, 1, 17 * MIB / 4)],
         vec![large],
-        // Begins a series of requests that need less memory than is held. Is also the second request that does not use the second chunk,
-        // which is therefore released.
+        // This request begins a series of requests that need less memory than is held. It is also the second request that does not use the
+        // second chunk, so this chunk is released.
         vec![record(0, 1, 41 * MIB)],
         vec![record(0, 1, MIB)],
     ];

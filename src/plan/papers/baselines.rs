@@ -134,8 +134,8 @@ impl Allocator for Gsoc {
     }
 }
 
-/// Places all records in one arena, greedily by size. Returns the places and the size of the arena, which is at least one aligned unit, so
-/// that records of zero bytes have an address.
+/// Places all records in one arena, greedily by size. Returns the places and the size of the arena. The size is at least
+/// [`ALIGNMENT`](crate::plan::ALIGNMENT), so that records of zero bytes have an address.
 #[expect(
     clippy::type_complexity,
     reason = "the only caller destructures the pair"

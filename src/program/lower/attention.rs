@@ -34,8 +34,8 @@ enum Launches {
     Several(Chain),
 }
 
-/// Finds the conversions to E4M3 that attention kernels can do themselves. Returns the attention of each such conversion, keyed by the node
-/// of the conversion, and the refusals for other conversions of an attention's result.
+/// Finds the conversions to E4M3 that attention kernels can do themselves. Returns a map from the node of each such conversion to its
+/// attention. Also returns a refusal for every other conversion of an attention's result.
 pub(super) fn conversions(
     graph: &Graph,
     options: &LowerOptions,

@@ -32,8 +32,8 @@ pub(super) struct Chains {
     launches: Vec<Vec<ChosenLaunch>>,
 }
 
-/// Returns kernels that lowering does not select for batches of `tokens` tokens but that may be as fast as the selected ones.
-/// [`SelectionInput::alternatives`] defines `more`.
+/// Returns kernels that lowering does not select for batches of `tokens` tokens but that may be as fast as the selected ones. `more` is
+/// passed to [`SelectionInput::alternatives`].
 pub fn alternatives(
     graph: &Graph,
     options: &LowerOptions,
@@ -268,7 +268,7 @@ fn residual_of_norm(graph: &Graph, sum: NodeId) -> Option<&'static str> {
     }
 }
 
-/// Returns the operand of `id` that the preceding node of a chain would have to compute for `id` to continue this chain.
+/// Returns the operand through which the node `id` can continue a chain. The preceding node of the chain must compute this operand.
 fn first_operand(graph: &Graph, id: NodeId, site: &Site) -> Option<NodeId> {
     match site {
         Site::NormSum { residual: "a", .. } => graph.operand(id, "b"),

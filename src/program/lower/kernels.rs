@@ -221,7 +221,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Returns the kernels for the softmax of stored scores, by the longest sequence.
+    /// Returns the kernels for the softmax of stored scores. The length of the longest sequence determines which kernel is launched.
     fn softmax(
         &self,
         id: NodeId,

@@ -76,8 +76,8 @@ impl Preparation {
     }
 }
 
-/// Returns the first columns of the keys and of the values in the operands of the two cache nodes `caches`. One launch writes keys and
-/// values as the heads of a single cache, so the two caches must be adjacent.
+/// Returns two columns: the first column of the keys in the operand of the first cache node, and the first column of the values in the
+/// operand of the second. One launch writes keys and values as the heads of a single cache, so the two caches must be adjacent.
 fn cached(
     graph: &Graph,
     program: &Program,

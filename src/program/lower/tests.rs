@@ -507,7 +507,7 @@ fn a_program_in_fp8_is_sound_and_one_with_an_impossible_bound_is_refused() {
             || matches!(kernel, KernelSpec::GemmWgmma(k) if k.problem.to_e4m3)
             || matches!(kernel, KernelSpec::MhaToE4m3(_))
     };
-    // The results of the embeddings, of attention, of both norms and of the inner layer are converted to E4M3.
+    // The results of these nodes are converted to E4M3: the embeddings, the attention, both norms and the inner layer.
     assert!(good.kernels.iter().any(converts));
     let first_bound = |program: &mut Program, damage: fn(&mut Bound)| {
         for tensor in &mut program.tensors {

@@ -1,4 +1,4 @@
-//! Validation of the shapes of tensors and of the expressions of weights.
+//! Validation of tensor shapes and weight expressions.
 
 use crate::{
     graph::{Bound, WeightExpr},
@@ -7,8 +7,8 @@ use crate::{
     tensor::{Shape, Size, Symbol},
 };
 
-/// Max number of dimensions of a tensor, of terms of a size, and of factors of a term. Lowered programs have at most three. The limit
-/// bounds the time that multiplying sizes takes.
+/// Max number of dimensions per tensor, terms per size, and factors per term. Lowered programs have at most three. The limit bounds the
+/// time that multiplying sizes takes.
 const MAX_PARTS: usize = 4;
 
 pub(super) fn check_shape(shape: &Shape) -> Result<(), String> {

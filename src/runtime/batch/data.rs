@@ -29,7 +29,8 @@ impl Batch {
         filled(self.lens.len(), |to| self.write_valid_lens(to))
     }
 
-    /// Index of the first attention score of each sequence among the scores of one head, followed by the number of scores, `[batch + 1]`.
+    /// For each sequence, the index of its first score among the attention scores of one head. The last element is the number of these
+    /// scores, `[batch + 1]`.
     pub fn pair_offsets(&self) -> Vec<i64> {
         filled(self.lens.len() + 1, |to| self.write_pair_offsets(to))
     }

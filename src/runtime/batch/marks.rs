@@ -32,7 +32,7 @@ impl Batch {
         Ok(self)
     }
 
-    /// Returns the number of leading tokens of each sequence that tokens may attend to; `None` if this is every token.
+    /// Returns the number of leading tokens of each sequence that tokens may attend to; `None` if tokens may attend to all tokens.
     pub fn attended(&self) -> Option<&[u32]> {
         self.attended.as_deref()
     }
@@ -169,7 +169,7 @@ mod tests {
             told.expect_err("the second ends with 5").to_string(),
             "sequence 1 ends with the padding token 5, but the model computes its outputs at the last token, which must not be padding; remove the padding tokens from the end of the sequence"
         );
-        // The library transformers uses the only token of a sequence even if it is the padding token, so such a sequence is valid.
+        // Hugging Face transformers uses the only token of a sequence even if it is the padding token, so such a sequence is valid.
         let one = Batch::from_packed(vec![5], &[1]).expect("a batch");
         assert_eq!(one.check(&limits(SequenceEnd::NotPadding(5))), Ok(()));
     }

@@ -431,9 +431,9 @@ struct Run<'a> {
     model: &'a CpuModel,
     extents: Extents,
     data: &'a BatchData,
-    /// Start and number of elements of planned tensors and of caches in f32, by tensor index.
+    /// For each planned tensor and each cache in f32, by tensor index: the address of the first element, and the number of elements.
     planned: Vec<Option<(*mut f32, usize)>>,
-    /// Start and number of elements of caches in E4M3, by tensor index.
+    /// For each cache in E4M3, by tensor index: the address of the first element, and the number of elements.
     codes: Vec<Option<(*mut u8, usize)>>,
 }
 

@@ -134,7 +134,7 @@ fn keep_apart() -> impl Fn(usize) {
 fn started(built: Result<(), ThreadPoolBuildError>) -> Result<(), String> {
     match built {
         Ok(()) => Ok(()),
-        // If the operating system reports an error, it is the source of `error`. If there is no source, the application has already created
+        // The source of `error` is the error that the operating system reported. If there is no source, the application has already created
         // the global pool.
         Err(error) => error.source().map_or(Ok(()), |e| Err(e.to_string())),
     }

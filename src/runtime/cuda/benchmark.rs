@@ -53,7 +53,7 @@ pub struct Measurement {
 }
 
 impl GemmBenchmark {
-    /// Opens cuBLASLt. If it is not installed, only the kernels are timed.
+    /// Creates a benchmark and opens cuBLASLt. If cuBLASLt is not installed, only the kernels are timed.
     pub fn new(device: &Device) -> Result<Self, CudaError> {
         let library = match CublasLt::open(device) {
             Ok(library) => Some(library),
@@ -246,8 +246,8 @@ impl Sets {
         }
         let n_sets = rotated_sets(bytes);
         let arena = Buffer::new(device, n_sets * bytes, "the operands of the benchmark")?;
-        // Standard deviations of the input, the weight and the bias that the kernel's tolerance assumes. The values are random, because
-        // with zeros as operands, the device would draw less power and raise its clock.
+        // Standard deviations of the input, the weight and the bias. The kernel's tolerance assumes these deviations. The values are
+        // random, because with zeros as operands, the device would draw less power and raise its clock.
         let deviations = [1.0, 1.0 / (k as f32).sqrt(), 1.0];
         let during = || "upload the operands".to_owned();
         let mut bias = Vec::new();

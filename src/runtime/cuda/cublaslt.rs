@@ -144,7 +144,7 @@ impl Matmul<'_> {
     ///
     /// # Safety
     /// The addresses must be multiples of 256, in device memory that holds the operands of the shape. Until the launch is done, nothing
-    /// else may write to this memory or use the library on another stream.
+    /// else may write to this memory or use this [`CublasLt`] on another stream.
     pub(super) unsafe fn launch(
         &self,
         stream: sys::CUstream,
@@ -154,8 +154,8 @@ impl Matmul<'_> {
         out: sys::CUdeviceptr,
     ) -> Result<(), CudaError> {
         let (one, zero) = (1f32, 0f32);
-        // SAFETY: the descriptors are valid. The factors are host pointers (the default pointer mode), and are read before the call
-        // returns. The caller guarantees the addresses.
+        // SAFETY: the descriptors are valid. The factors alpha and beta are passed as host pointers (the default pointer mode), and the
+        // call reads them before it returns. The caller guarantees the addresses.
         unsafe {
             result::matmul(
                 self.lt.handle,

@@ -42,8 +42,8 @@ use crate::{
 /// Maximum number of batches in flight: one running and one queued on the stream.
 const IN_FLIGHT: usize = 2;
 
-/// Maximum total size in bytes of a run's outputs that a kernel copies to the host. A copy engine copies larger outputs. A copy engine is
-/// faster than the kernel, but it delays the kernels before and after the copy more.
+/// If the outputs of a run have at most this total size in bytes, a kernel copies them to the host. Otherwise, a copy engine copies them.
+/// The copy engine is faster than the kernel, but it delays the kernels before and after the copy more.
 const FEW_BYTES: u64 = 256 << 10;
 
 /// Resources of one caller that runs a [`CudaModel`]: a stream, memory for activations and batch data, and CUDA graphs.
@@ -111,8 +111,8 @@ enum Enqueued {
 }
 
 impl CudaSession {
-    /// Creates a session with its own stream. Runs and [`reserve`](Self::reserve) allocate its memory. `plain_launches` disables
-    /// programmatic dependent launch.
+    /// Creates a session with its own stream. It has no memory yet: each run allocates what it needs, and [`reserve`](Self::reserve)
+    /// allocates memory for a batch in advance. `plain_launches` disables programmatic dependent launch.
     pub fn new(
         model: Arc<CudaModel>,
         allocator: &AllocatorChoice,

@@ -37,7 +37,7 @@ const LAUNCHES: u64 = 64;
 /// Duration of a graph in milliseconds. After a graph of this duration, the gap to the next graph is negligible, whatever the number of
 /// launches.
 const ENOUGH_MS: f32 = 2.0;
-/// Warm-up before the first timed replay in milliseconds, because clocks ramp up from idle.
+/// Duration in milliseconds of the warm-up replays before the first timed replay. During the warm-up, the clocks ramp up from idle.
 const WARM_UP_MS: f32 = 10.0;
 /// Number of timed replays, of which the median is reported.
 pub(super) const REPLAYS: usize = 20;

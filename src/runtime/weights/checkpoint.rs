@@ -1,5 +1,5 @@
 //! A published checkpoint folder, which contains one file of weights, or an index and its shards. The possible file names are tried in the
-//! same order as in the library transformers.
+//! same order as in Hugging Face transformers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -21,7 +21,7 @@ const MAX_PARTS: u32 = 1000;
 /// If a folder contains one of these files, it has its own weights or refers to the folder with the weights.
 const OWN: [&str; 2] = ["adapter_config.json", "modules.json"];
 
-/// The files of a model, with the file names of a folder that the library transformers saves.
+/// The files of a model, by the file names that Hugging Face transformers uses when it saves a model to a folder.
 #[derive(Clone, Debug)]
 pub enum ModelFiles {
     /// A folder, such as a model downloaded from the Hugging Face hub.

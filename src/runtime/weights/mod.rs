@@ -178,7 +178,7 @@ pub trait WeightSource: Send + Sync {
     /// Returns the names of the source's tensors that are not in `used`. Published checkpoints often have such tensors.
     fn surplus(&self, used: &[(&str, &[u64])]) -> Vec<String>;
 
-    /// Returns the names of weights of output heads that are tied to an embedding table, but are stored with other values than the table.
+    /// Returns the names of output head weights that the model ties to an embedding table, but whose stored values differ from the table's.
     ///
     /// # Errors
     /// Returns the errors of [`read`](Self::read).

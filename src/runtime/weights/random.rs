@@ -4,7 +4,7 @@ use crate::kernels::trial::normal;
 /// Weights generated from a seed, for benchmarks and for tests of unpublished model sizes.
 ///
 /// The values of a tensor depend only on the seed and the tensor's name. Matrices are normally distributed around 0, and LayerNorm weights
-/// around 1. `scripts/reference.py` generates the same numbers for the library transformers.
+/// around 1. `scripts/reference.py` generates the same numbers for Hugging Face transformers.
 #[derive(Clone, Copy, Debug)]
 pub struct RandomWeights {
     pub seed: u64,
@@ -12,7 +12,7 @@ pub struct RandomWeights {
 }
 
 impl RandomWeights {
-    /// Creates weights with standard deviation 0.02, the default of the library transformers.
+    /// Creates weights with standard deviation 0.02, the default of Hugging Face transformers.
     pub fn new(seed: u64) -> Self {
         Self {
             seed,

@@ -31,14 +31,14 @@ pub fn evaluate_scaled(
 /// Scales that have been computed and are kept for other tensors.
 #[derive(Default)]
 pub struct Scales<'e> {
-    /// Scale of the values within each bound.
+    /// For each bound, the scale of values within this bound.
     inputs: Mutex<HashMap<&'e Bound, f32>>,
     /// Scales of the rows of each matrix. The key is the list of the parts whose concatenated rows are the matrix.
     rows: Mutex<HashMap<&'e [WeightExpr], Vec<f32>>>,
 }
 
 impl<'e> Scales<'e> {
-    /// Returns the bounds of those `weights` that are scales computed from a bound, without duplicates.
+    /// Returns the bounds from which scales among `weights` are computed, without duplicates.
     pub fn bounds(weights: impl Iterator<Item = &'e WeightExpr>) -> Vec<&'e Bound> {
         let mut seen = HashSet::new();
         let bounds = weights.filter_map(WeightExpr::bound);

@@ -15,8 +15,9 @@ pub(in crate::schedule) struct Row {
     pub dominant: usize,
 }
 
-/// Fills rows of `length` tokens with requests and removes these from the index. The listing in the paper does not remove them, so it would
-/// select them again for the next row. The utility of a request is the reciprocal of its length. Each row receives
+/// Fills rows of `length` tokens with requests and removes the selected requests from the index. The listing in the paper does not remove
+/// them, so it would select the same requests again for the next row. The utility of a request is the reciprocal of its length. Each row
+/// receives
 ///
 /// 1. all waiting requests if they fit; otherwise
 /// 2. the first `⌈η·s⌉` of the `s` requests with the highest utility that fit together;
@@ -83,8 +84,8 @@ fn fill(index: &mut Index, length: u32, dominance: f64) -> Row {
     row
 }
 
-/// Rows that are cut into slots. `slot` is the slot length in tokens, and `rows` has the requests of each slot of each row. `left` has the
-/// selected requests that fit no slot of their row. They keep waiting.
+/// Rows that are cut into slots. `slot` is the slot length in tokens, and `rows[row][slot]` has the requests of one slot. `left` has the
+/// selected requests that fit in no slot of their row and therefore keep waiting.
 pub(in crate::schedule) struct Slotted {
     pub slot: u32,
     pub rows: Vec<Vec<Vec<Chosen>>>,

@@ -248,7 +248,7 @@ impl Index {
         self.tokens
     }
 
-    /// Returns the smallest length of at least `tokens` that has requests, and its requests.
+    /// Returns the smallest length that is at least `tokens` and has requests, together with these requests.
     fn next_length(&self, tokens: u32) -> Option<(u32, &Soonest)> {
         let first = tokens as usize;
         let mut word = first / 64;

@@ -20,7 +20,7 @@ fn total(lens: &[u32], runs: &[usize], costs: &dyn Costs) -> u64 {
         .sum()
 }
 
-/// Returns all ways to cut `n` into runs of at most `most`.
+/// Returns all ways to cut `n` consecutive requests into runs of at most `most` requests. A run is given by its number of requests.
 fn compositions(n: usize, most: usize) -> Vec<Vec<usize>> {
     if n == 0 {
         return vec![Vec::new()];
@@ -246,7 +246,8 @@ fn by_the_listing(waiting: &[Waiting], rows: u32, length: u32) -> Vec<Vec<u64>> 
     batch
 }
 
-/// Returns the maximum total utility of requests in rows whose remaining room is `rooms`.
+/// Returns the maximum total utility of requests that fit into rows. `lens` are the lengths of the requests, and `rooms` are the free
+/// tokens of the rows.
 fn optimum(lens: &[u32], rooms: &mut Vec<u32>) -> f64 {
     let Some((&len, rest)) = lens.split_first() else {
         return 0.0;

@@ -26,10 +26,11 @@ impl CachedAttention {
     /// Max number of new tokens per sequence for which the tiled kernel for any GPU is used on Hopper. Such short pieces fill the
     /// tiles of that kernel better than those of the Hopper kernel.
     const SHORT: u64 = 192;
-    /// Max number of tiles of 64 queries per SM, in quarters of a tile. [`Self::long`] uses larger tiles for more queries.
+    /// Tiles of 64 queries are used if there are at most `SMALL_QUARTERS / 4` such tiles per SM on average. For more queries,
+    /// [`Self::long`] uses larger tiles.
     const SMALL_QUARTERS: u64 = 9;
-    /// Min number of key tiles of the longest sequence for which an SM may have several tiles of 64 queries. A key tile has the size that
-    /// the next larger query tile uses.
+    /// An SM may have several tiles of 64 queries only if the longest sequence has at least this number of key tiles. These key tiles have
+    /// the size that belongs to the next larger query tile.
     const LONG: u64 = 4;
 
     /// Returns a dispatch by the longest sequence. Decode steps use a decode kernel, whose CTAs depend on the numbers of sequences and
@@ -64,9 +65,9 @@ impl CachedAttention {
         }
     }
 
-    /// Returns two dispatches. The kernels of the first, for decode steps, also append the key and value of each token (columns of `x`) to
-    /// the cache. The kernels of the second, for several new tokens per sequence, only attend; a separate launch appends. Returns `None` if
-    /// some decode step has no kernel that both appends and attends.
+    /// Returns two dispatches: one for decode steps, and one for several new tokens per sequence. The kernels for decode steps also append
+    /// the key and the value of each token (columns of `x`) to the cache. The other kernels only attend, and a separate launch appends.
+    /// Returns `None` if some decode step has no kernel that both appends and attends.
     pub fn appending(&self, machine: &Machine, x: HeadView) -> Option<[Dispatch<KernelSpec>; 2]> {
         let (mut steps, mut pieces) = (Vec::new(), Vec::new());
         for entry in self.by_length(machine).entries() {
@@ -114,8 +115,8 @@ impl CachedAttention {
     /// small CTAs. Hopper uses:
     ///
     /// - small CTAs if there is more than one CTA per SM,
-    /// - otherwise, if there are too few keys to split, medium CTAs; but large CTAs if these have more warps than medium CTAs, and each
-    ///   warp of a medium CTA would have more than two tiles of keys,
+    /// - otherwise, if there are too few keys to split, medium CTAs; large CTAs replace them if they have more warps and each warp of a
+    ///   medium CTA would have more than two tiles of keys,
     /// - otherwise, clusters of eight CTAs, which split the keys, if the clusters of all tokens are resident at the same time,
     /// - otherwise, pairs of large CTAs if the pairs of all tokens are resident at the same time and have enough keys to split,
     /// - otherwise, large CTAs.
@@ -145,7 +146,8 @@ impl CachedAttention {
         };
         // With a window, a token attends to at most the window's keys and its own key.
         let max_keys = self.0.by.window.map_or(u64::MAX, |w| u64::from(w) + 1);
-        // Returns the range of numbers of keys up to `limit`, and the range above. The latter is empty if no token attends to more keys.
+        // Returns two ranges of numbers of keys: up to `limit`, and above it. The second range is empty if no token attends to more than
+        // `limit` keys.
         let around = |limit: u64| {
             let below = (max_keys > limit).then_some(limit);
             let above = Interval::new(below.unwrap_or(u64::MAX), None);
@@ -173,13 +175,13 @@ impl CachedAttention {
         Dispatch::of(parts.filter(|part| !part.batches.is_empty()).collect())
     }
 
-    /// Returns the dispatch entries for batches whose longest piece has more than [`Self::SHORT`] tokens. The number of tiles per SM selects
-    /// the kernel. Returns no entries on cards other than Hopper, or if the Hopper kernel does not support the problem.
+    /// Returns the dispatch entries for batches whose longest piece has more than [`Self::SHORT`] tokens. The number of tiles per SM
+    /// selects the kernel. Returns no entries on cards other than Hopper, or if the Hopper kernel does not support the problem.
     ///
     /// A tile of 64 queries takes less time per key tile than a larger tile, but more time per query. It shortens launches in which the
-    /// tile with the most keys determines the time. Tiles of 64 queries are always used for up to one tile per SM. If tiles differ in their
-    /// numbers of keys, and the longest sequence has at least [`Self::LONG`] key tiles, they are used for up to `SMALL_QUARTERS / 4` tiles
-    /// per SM. The measurements are in docs/history/attention.md, section 86.
+    /// tile with the max number of keys determines the time. Tiles of 64 queries are always used if there is at most one per SM. They are
+    /// also used for up to `SMALL_QUARTERS / 4` tiles per SM if the tiles differ in their numbers of keys and the longest sequence has at
+    /// least [`Self::LONG`] key tiles. The measurements are in docs/history/attention.md, section 86.
     fn long(&self, machine: &Machine) -> Vec<Entry<KernelSpec>> {
         let MhaCached {
             heads, head, pool, ..
@@ -220,8 +222,8 @@ impl CachedAttention {
             }
             let few_keys = Self::LONG * u64::from(larger.keys) - 1;
             let at_once = tokens_of(tile, 4);
-            // With a window, or with keys of a source, most tiles have the same number of keys. A second tile on an SM would then double
-            // the time, so each SM gets at most one.
+            // With a window, or in cross-attention (`Keys::Source`), most tiles have the same number of keys. A second tile on an SM
+            // would then double the time, so each SM gets at most one tile.
             let max_rows = match (self.0.keys, self.0.by.window) {
                 (Keys::Own, None) => tokens_of(tile, Self::SMALL_QUARTERS),
                 (Keys::Own, Some(_)) | (Keys::Source, _) => at_once,
@@ -291,8 +293,8 @@ mod tests {
     #[test]
     fn steps_split_the_keys_of_few_sequences_and_longer_pieces_use_tiles_of_queries() {
         let hopper = testing::hopper();
-        // Max numbers of sequences, each of which has a CTA or cluster for each of its four key heads: `most` with one CTA per SM, `pairs`
-        // with one CTA per SM in clusters of two, `few` with two CTAs per SM in clusters of eight.
+        // Each sequence has one CTA or one cluster for each of its four key heads. The max numbers of sequences are `most` with one CTA per
+        // SM, `pairs` with clusters of two and one CTA per SM, and `few` with clusters of eight and two CTAs per SM.
         let most = u64::from(hopper.sms) / 4;
         let (pairs, few) = (
             hopper.clusters_at_once(2) / 4,
@@ -405,7 +407,7 @@ mod tests {
         assert!(all[..7].iter().all(|line| line.ends_with(": mha_decode")));
         let long = "longest above 192: mha_wgmma_persistent";
         assert_eq!(all[7..], ["longest 2 to 192: mha_prefill", long]);
-        // With a cache in f16, such a batch of few tokens would use tiles of 64 queries for all head sizes.
+        // With a cache in f16, a batch of only 200 tokens would use tiles of 64 queries for all head sizes.
         for (head, rows) in [(64, 192), (128, 128), (256, 64)] {
             let pieces = stored(head, DType::F16).by_length(&hopper);
             assert_eq!(tile(&pieces, 200, 200).rows, rows, "heads of {head}");

@@ -137,7 +137,7 @@ fn no_other_partition_of_rows_loses_less_than_the_one_found() {
     let mut state = 11;
     let mut n_changes = Vec::new();
     for round in 0..200 {
-        // Over the rounds, differences grow from those that never justify a change to those that always do.
+        // The differences in time grow with `round % 20`: the smallest differences never justify a change, and the largest always do.
         let spread = 10.0 * CHANGE * f64::from(1 + round % 20);
         let time = |state: &mut u64| 1.0 + spread * part(state);
         let grid: Vec<(u64, Vec<f64>)> = rows

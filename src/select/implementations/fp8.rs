@@ -1,4 +1,4 @@
-//! The conversion of operands of E4M3 products, either in a separate launch or in the preceding kernel.
+//! Conversion of the operands of fp8 products to E4M3, either in a separate launch or in the preceding kernel.
 
 use super::{
     Bindings, Candidate, IS_READ, Implementation, Operand, Unfit, gate::gated, gemm::any_gpu, norm,

@@ -26,7 +26,7 @@ pub(super) fn after_gemm(chain: &[Link], machine: &Machine) -> Result<Implementa
     Implementation::one_launch(2, bindings, candidates)
 }
 
-/// Returns the GEMM of a linear layer whose only reader is a gate, with the gate in its epilogue.
+/// Returns the GEMM of a linear layer whose only reader is a gate. The gate is part of the GEMM's epilogue.
 pub(super) fn gated(chain: &[Link]) -> Result<GemmProblem, Unfit> {
     let [linear, gate, ..] = chain else {
         return Err(Unfit::Sites);

@@ -11,7 +11,7 @@ use crate::{
     tensor::Format,
 };
 
-/// Min rows of an `mma.sync` tile for a packed weight that a streaming GEMM also supports.
+/// If a streaming GEMM also supports a packed weight, `mma.sync` kernels are candidates only with tiles of at least this number of rows.
 const MMA_ROWS: u32 = 64;
 
 pub(super) fn implement(chain: &[Link], machine: &Machine) -> Result<Implementation, Unfit> {

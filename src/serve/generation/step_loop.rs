@@ -31,7 +31,7 @@ struct Sequence {
     until: Option<Instant>,
     /// Number of requested tokens, and number of generated tokens.
     tokens: [u64; 2],
-    /// Index of its detokenizer thread.
+    /// Index of the text's detokenizer thread.
     thread: usize,
     ending: Arc<EarlyEnd>,
 }

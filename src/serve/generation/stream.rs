@@ -76,7 +76,7 @@ impl Piece {
 pub struct TokenStream {
     pub(super) pieces: UnboundedReceiver<Result<Piece, ServeError>>,
     pub(super) ending: Arc<EarlyEnd>,
-    /// Memory share to which pieces are charged until they are read.
+    /// Memory that is charged to the request. It includes the pieces that have not been read yet.
     pub(super) share: Arc<Share>,
 }
 

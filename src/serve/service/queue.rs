@@ -34,7 +34,7 @@ pub(super) struct Entry {
     pub(super) encoded: Encoded,
     pub(super) lead: Leader,
     pub(super) sent: Instant,
-    /// Tenant and class to whose queued work the input's tokens were added.
+    /// Tenant and class of the queued work that includes the input's tokens.
     pub(super) tenant: u32,
     pub(super) class: u8,
 }

@@ -50,7 +50,7 @@ pub(super) struct Waiter {
     pub(super) index: usize,
     pub(super) submit: Submit,
     pub(super) sent: Instant,
-    /// Memory share of the request, to which the answer is charged.
+    /// Memory that is charged to the request. It includes the answer.
     pub(super) share: Arc<Share>,
     /// Estimated work of the input.
     pub(super) load: Load,

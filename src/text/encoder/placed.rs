@@ -10,8 +10,6 @@ const MAX_PLACED: usize = 64 << 10;
 
 /// Default overlap of consecutive parts of a text, in tokens.
 const STRIDE: usize = 128;
-/// Max number of parts of a text.
-const MAX_PARTS: usize = 256;
 
 /// A token with its position in the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +31,11 @@ pub struct PlacedToken {
 pub struct Placed {
     pub encoded: Encoded,
     pub tokens: Vec<PlacedToken>,
+}
+
+impl Placed {
+    /// Max number of parts into which [`TextEncoder::place_parts`] divides a text.
+    pub const MAX_PARTS: usize = 256;
 }
 
 /// The tokens of an encoding, with their segment ids.
@@ -121,9 +124,10 @@ impl TextEncoder {
         let stride = stride.unwrap_or(STRIDE.min(max_tokens / 2)).min(room - 1);
         let step = room - stride;
         let n_parts = 1 + own.len().saturating_sub(room).div_ceil(step);
-        if n_parts > MAX_PARTS {
+        if n_parts > Placed::MAX_PARTS {
             return wrong(format!(
-                "its text has {n_parts} parts of {room} tokens, which share {stride}; expected at most {MAX_PARTS}, so shorten the text, or lower the stride"
+                "its text has {n_parts} parts of {room} tokens, which share {stride}; expected at most {}, so shorten the text, or lower the stride",
+                Placed::MAX_PARTS
             ));
         }
         let mut parts = Vec::new();

@@ -150,7 +150,7 @@ impl LateInteraction {
         }
     }
 
-    /// Reads PyLate's settings; `None` if no module, no key and no model type of PyLate is found.
+    /// Reads PyLate's settings; `None` for a folder that has neither a key nor the model type nor a module of PyLate.
     pub(super) fn read(own: Option<&Json>, listed: &[Entry]) -> Result<Option<Self>, TextError> {
         let has_key = |own: &Json| KEYS.iter().any(|key| own.get(key).is_some());
         let is_type = |own: &Json| {

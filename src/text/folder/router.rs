@@ -84,8 +84,8 @@ impl Folder {
 }
 
 /// Returns the route for a task, like `Router._resolve_route_name` of sentence-transformers. A rule for the task takes precedence over a
-/// rule without a task, and then a rule for texts over a rule for all inputs. If no rule applies, returns the route with the name of the
-/// task, or else the route `text`.
+/// rule without a task. Among rules with the same task, a rule for texts takes precedence over a rule for all inputs. If no rule applies,
+/// returns the route with the name of the task, or else the route `text`.
 fn resolved<'r>(routes: &'r [String], rules: &'r [Rule], task: Option<&str>) -> Option<&'r str> {
     let places = [(task, true), (task, false), (None, true), (None, false)];
     let rule = places.into_iter().find_map(|(task, of_texts)| {

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::Folder;
 use crate::text::TextError;
 
-/// Max number of labels without names.
+/// Max number of labels of a classifier whose config.json does not name its labels.
 const MAX_LABELS: u64 = 1 << 20;
 
 /// Activation function that turns a cross-encoder's logits into scores.

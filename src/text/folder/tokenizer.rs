@@ -280,7 +280,8 @@ impl TokenizerSettings {
         Ok(())
     }
 
-    /// Returns whether the language token comes after the source text, and the default source language.
+    /// Returns two settings: whether the language token comes after the source text, and the source language to use by default (`None` if
+    /// neither `src_lang` nor the class sets one).
     fn source_language(&self, around: Around) -> Result<(bool, Option<&str>), TextError> {
         let source = self.json.text("src_lang")?;
         Ok(match around {
@@ -393,7 +394,7 @@ impl TokenizerSettings {
         Ok(())
     }
 
-    /// Adds the tokens that tokenizer.json lacks or has with other flags.
+    /// Adds each token that tokenizer.json lacks, or that it stores with other flags.
     fn add_tokens(&self, tokenizer: &mut Tokenizer) -> Result<(), TextError> {
         let named = self.special_tokens()?;
         let known = tokenizer.get_added_tokens_decoder();

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::text::TextError;
 
-/// Maximum number of tokens of a text, equal to that of a batch.
+/// Maximum number of tokens of a text. A batch has the same maximum.
 pub(super) const MAX_TOKENS: u32 = 1 << 24;
 
 /// Keys of late interaction.
@@ -46,7 +46,7 @@ const SOURCE: [&str; 6] = [
     "local_files_only",
 ];
 
-/// Model arguments that do not change results, except for the storage type, which gemmule chooses itself.
+/// Model arguments that are ignored. They do not change results, except for the storage type, which gemmule chooses itself.
 const MODEL: [&str; 10] = [
     "attn_implementation",
     "_attn_implementation",
@@ -87,7 +87,7 @@ const TOKENIZER: [&str; 23] = [
     "truncation_side",
 ];
 
-/// Tokenizer arguments that do not change tokens, since batches are packed.
+/// Tokenizer arguments that are ignored, since they do not change the tokens of packed batches.
 const PADDING: [&str; 5] = [
     "padding",
     "padding_side",
@@ -170,7 +170,8 @@ fn one_of(json: &Json, key: &str, known: &[&str]) -> Result<(), TextError> {
     }
 }
 
-/// Returns the object under one of two names, and the name found. Newer versions of sentence-transformers use the second name.
+/// Returns the object under the key `old` or else under the key `new`, which newer versions of sentence-transformers use. Also returns
+/// which of the two keys it read.
 fn either<'n>(
     json: &Json,
     [old, new]: [&'n str; 2],
@@ -181,7 +182,7 @@ fn either<'n>(
     }
 }
 
-/// Returns arguments by name after checking that all are known.
+/// Returns the arguments in the object under one of the keys `names`. Refuses arguments that are not in `known`.
 fn arguments(
     json: &Json,
     names: [&str; 2],

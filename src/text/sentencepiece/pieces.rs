@@ -96,7 +96,7 @@ impl Piece {
     }
 }
 
-/// Normalization rules: a double-array trie over bytes (Darts-clone's) whose values are offsets in `texts`.
+/// Normalization rules: a double-array trie over bytes in the format of Darts-clone. Its values are offsets in `texts`.
 #[derive(Debug, Default)]
 struct Rules {
     units: Vec<u32>,
@@ -310,7 +310,7 @@ impl Model {
     }
 
     /// Normalizes the first unit of a text: a user-defined piece, the longest match of a rule, or one character. Returns the normal form of
-    /// the unit, and the length of the unit in the text in bytes.
+    /// the unit, and the number of bytes that the unit has in `text`.
     fn normal_prefix<'t>(&'t self, text: &'t str) -> (&'t str, usize) {
         if let Some(len) = self.defined_at(text) {
             return (&text[..len], len);
@@ -409,7 +409,7 @@ impl Model {
     fn join(&self, text: &str) -> Vec<usize> {
         let mut line = Line::new(self, text);
         let mut pairs = BinaryHeap::new();
-        // Length of the left part of each merged piece of the kind `Unused`, by the text of the piece. These merges are reversed below.
+        // For each merged piece of the kind `Unused`: its text, and the length of its left part. These merges are undone below.
         let mut made: HashMap<&str, usize> = HashMap::new();
         for right in 1..line.parts.len() {
             line.pair(right - 1, right, &mut pairs, &mut made);
@@ -457,7 +457,7 @@ impl Model {
         }
     }
 
-    /// Returns the text of `pieces`, as the beginning of a text. A leading space is removed if normalization adds one or removes spaces.
+    /// Joins `pieces` to the beginning of a text. Removes a leading space if the normalization adds one or removes spaces.
     pub(super) fn text<'p>(&self, pieces: impl IntoIterator<Item = &'p str>) -> String {
         let mut text = String::new();
         let mut is_begun = false;

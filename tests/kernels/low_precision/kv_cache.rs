@@ -318,8 +318,8 @@ fn unsupported_formats_and_engines_without_a_cache_are_refused() {
     );
 }
 
-/// Returns models with several head sizes and numbers of query heads per key head, with and without rotary embeddings, and one
-/// encoder-decoder model.
+/// Returns models that differ in the head size and in the number of query heads per key head. They have rotary embeddings or none, and one
+/// is an encoder-decoder model.
 fn random_models() -> Vec<(&'static str, Value)> {
     let gpt2 = |heads: u32, head: u32| {
         json!({

@@ -117,7 +117,8 @@ impl PlainGpt2 {
         rows.iter().map(logits).collect()
     }
 
-    /// Returns the nearest E4M3 value, or `value` itself without rounding. Ties go to the value with an even mantissa.
+    /// Returns the E4M3 value nearest to `value`, or `value` itself if keys and values are not rounded. Ties go to the value with an even
+    /// mantissa.
     fn rounded(&self, value: f64) -> f64 {
         let distance = |code: usize| (self.values[code] - value.abs()).abs();
         let mut codes = 0..self.values.len();

@@ -120,7 +120,8 @@ impl Writer {
         writeln!(self.text, "        Let(\"{name}\", {op}),").expect("a string takes everything");
     }
 
-    /// Returns a random value of the description for which `fits` holds. Values that are defined later are chosen more often.
+    /// Returns a random value that satisfies `fits`; `None` if the description has none. Values that are defined later are chosen more
+    /// often.
     fn pick(&mut self, fits: impl Fn(&Value) -> bool) -> Option<Value> {
         let fitting: Vec<usize> = (0..self.values.len())
             .filter(|&i| fits(&self.values[i]))
@@ -138,7 +139,7 @@ impl Writer {
         self.pick(is_rows).expect("embeddings come first")
     }
 
-    /// Returns the name of a weight with dimensions `dims` that ends with `kind`. Sometimes, other statements also read this weight.
+    /// Returns the name of a weight with dimensions `dims`. The name ends with `kind`. Sometimes, other statements also read this weight.
     fn weight(&mut self, dims: &[u32], kind: &str) -> String {
         let same: Vec<String> = self
             .weights
@@ -286,8 +287,8 @@ impl Writer {
         self.value(&op, x.shape, 1.0)
     }
 
-    /// Returns the fields of a rotary embedding of the first `columns` columns of each head, sometimes with scaled frequencies. `columns`
-    /// must be even.
+    /// Returns the fields of a rotary embedding that rotates the first `columns` columns of each head. Sometimes, its frequencies are
+    /// scaled. `columns` must be even.
     fn turning(&mut self, columns: u32) -> String {
         let theta = self.one_of(&[100, 10_000]);
         let mut fields = format!("width: {columns}, theta: {theta}");
@@ -319,7 +320,8 @@ impl Writer {
         self.value(&format!("same(x: \"{}\")", x.name), x.shape, x.size)
     }
 
-    /// Adds a `When` statement, which selects one of two values with the shape of `x` by the layer's index or by config.json.
+    /// Adds a `When` statement, which selects one of two values. The selection depends on the layer's index or on config.json. The values
+    /// have the shape of `x`.
     fn either(&mut self, x: &Value) -> Value {
         let test = match (self.in_loop, self.numbers.below(3)) {
             (true, 0) => "holds: \"i == 0\"",
@@ -585,7 +587,7 @@ impl Writer {
         self.value(&op, Shape::Scores(heads), size)
     }
 
-    /// Returns random arguments of a softmax as text: masks and biases that depend on the distance of two tokens, and sinks. The text is
+    /// Returns random arguments of a softmax as text: masks and biases that depend on the distance between two tokens, and sinks. The text is
     /// often empty.
     fn by_distance(&mut self, heads: u32) -> String {
         let mut fields = String::new();
@@ -652,7 +654,7 @@ impl Writer {
         }
     }
 
-    /// Returns the result of a branch on `x` (attention or a feed-forward network), which has the width of `x` and is to be added to `x`.
+    /// Adds a branch that reads `x`: attention or a feed-forward network. Its result has the width of `x`, so that it can be added to `x`.
     fn branch(&mut self, x: &Value) -> Value {
         let bias = self.chance(70);
         let inner = match self.chance(60) {

@@ -157,8 +157,8 @@ fn a_checkpoint_of_stanford() {
     assert_eq!(matches("late-stanford"), 2);
 }
 
-/// FlagEmbedding leaves out the vector of the first token. A document's score is the mean of the max products over the query's tokens, not
-/// their sum.
+/// FlagEmbedding leaves out the vector of the first token. Each token of the query has a max product with the document's tokens. The score
+/// of a document is the mean of these max products, not their sum.
 #[test]
 fn vectors_of_tokens_beside_embeddings_score_by_their_mean() {
     let built = Engine::from_checkpoint(folder("st-m3"))

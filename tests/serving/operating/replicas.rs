@@ -134,7 +134,7 @@ fn every_request_is_answered_once_and_right_while_replicas_are_killed_and_draine
     let front = free_port();
     let mut config = fs::read_to_string(shipped).unwrap();
     config = config.replace("bind :8080", &format!("bind 127.0.0.1:{front}"));
-    // The machine may not allow enough open files for 4000 connections.
+    // The machine's limit of open files may be too low for 4000 connections.
     config = config.replace("maxconn 4000", "maxconn 200");
     for (at, port) in ports.iter().enumerate() {
         let address = format!("10.0.0.{}:8080", at + 1);

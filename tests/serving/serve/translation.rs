@@ -77,7 +77,7 @@ fn languages_prefixes_and_hypotheses_are_those_of_transformers() {
             let n = case["ids"].as_array().unwrap().len();
             assert_eq!(told["usage"]["prompt_tokens"], n);
             if !is_search {
-                // Give the same prefix as tokens, first without and then with the language token.
+                // Send the same prefix in the form of tokens, first without and then with the language token.
                 body["target_prefix"] = json!([case["prefix_tokens"]]);
                 assert_eq!(is_ok(to, PATH, &body)["translations"], told["translations"]);
                 if let Some(language) = case["target_lang"].as_str() {

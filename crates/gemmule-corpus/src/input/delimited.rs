@@ -60,7 +60,8 @@ impl Records {
             return Ok(Record::End);
         }
         loop {
-            // At the end of the file, pass a line feed to the parser, which completes the last record unless a quote is open.
+            // At the end of the file, pass a line feed to the parser. It completes the last record, unless the file ends inside a quoted
+            // field.
             let input = self.stream.fill()?;
             let is_end = input.is_empty();
             let input = if is_end { b"\n" } else { input };

@@ -30,7 +30,7 @@ pub(crate) struct Layout {
 pub(crate) struct Batch {
     pub first: u64,
     pub kept: Kept,
-    /// For each row, a value for each computed column, or the reason why it is refused.
+    /// For each row, a value for each computed column, or the reason why the row is refused.
     pub rows: Vec<Result<Vec<Value>, String>>,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct Part {
 /// The position and the [note](Part::note) of a window in the file.
 #[derive(Clone, Debug)]
 pub(crate) struct Placed {
-    /// Position of the part's first byte.
+    /// Position of the window's first byte in the file.
     pub at: u64,
     pub note: String,
 }

@@ -74,7 +74,7 @@ impl Shapes {
     }
 }
 
-/// Defines the product of up to 16 rows with a panel, by an instruction that adds products of groups to 32-bit sums.
+/// Defines a function that multiplies up to 16 rows by a panel. `$product` is an instruction that adds products of groups to 32-bit sums.
 macro_rules! by_tiles {
     ($name:ident, $sum:ty, $product:literal) => {
         /// Multiplies up to [`TILE_ROWS`] rows of `depth` groups by a panel.

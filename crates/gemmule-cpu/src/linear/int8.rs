@@ -23,7 +23,7 @@ use super::{Block, Linear, SharedOut};
 use crate::lines::Lines;
 use crate::simd;
 
-/// Number of columns of a panel of `rten-gemm`, a multiple of its tile width.
+/// Number of columns of a panel for `rten-gemm`. It is a multiple of the tile width of that crate.
 const COLS: usize = 96;
 /// Number of rows of a block with `rten-gemm`. The block's 32-bit sums stay in cache until they are scaled.
 const ROWS: usize = 64;

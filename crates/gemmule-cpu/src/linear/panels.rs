@@ -19,8 +19,8 @@ const ROWS: usize = 256;
 /// Maximum length of the parts into which a panel is divided along k. All rows of a block are multiplied by a part before the next part is
 /// read, so a part stays in the L2 cache.
 const DEPTH: usize = 1024;
-/// Maximum length of a part, instead of [`DEPTH`], if a block has fewer than [`FEW`] tiles of rows. These values and [`MANY`] were measured
-/// on a Xeon (docs/history, entry 58).
+/// Maximum length of a part, instead of [`DEPTH`], if a block has fewer than [`FEW`] tiles of rows. `SHORT`, `FEW` and [`MANY`] were
+/// determined by measurements on a Xeon (docs/history, entry 58).
 const SHORT: usize = 192;
 const FEW: usize = 4;
 /// If a block has at least this many tiles of rows, full tiles prefetch nothing. Waits for memory are then rare, because only the first

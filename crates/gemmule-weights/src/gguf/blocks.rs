@@ -158,7 +158,7 @@ fn q3_k(block: &[u8; 110], out: &mut [f32; K]) {
     }
 }
 
-/// Returns the scale and the minimum of group `i` of eight. Both have six bits.
+/// Returns the scale and the minimum of group `i` of a block, which has eight groups. Both numbers have six bits.
 fn scale_min(scales: &[u8], i: usize) -> (u8, u8) {
     match i {
         0..4 => (scales[i] & 63, scales[4 + i] & 63),

@@ -50,7 +50,8 @@ impl Weight {
         &self.tensor.name
     }
 
-    /// Returns the element type of [`Folder::read_raw`]; `None` if the elements are quantized or stored plus one.
+    /// Returns the element type of [`Folder::read_raw`]. Returns `None` if the elements are quantized, or if the file stores each value
+    /// plus one.
     pub fn element(&self) -> Option<Element> {
         match (self.format, self.arrangement) {
             (_, Arrangement::MinusOne) => None,
@@ -62,8 +63,8 @@ impl Weight {
     }
 
     /// Returns the type of the integers that [`Folder::read_integers`] reads. Each element of the matrix is an integer times the scale that
-    /// it shares with its neighbors ([`RUN`](Self::RUN)). Returns `None` if the tensor is not a matrix in Q4_0 or Q8_0, or if it is stored
-    /// transposed or plus one.
+    /// it shares with its neighbors ([`RUN`](Self::RUN)). Returns `None` if the tensor is not a matrix in Q4_0 or Q8_0, or if the file
+    /// stores its transpose or stores each value plus one.
     pub fn integers(&self) -> Option<Integers> {
         let are_rows = match self.arrangement {
             Arrangement::None | Arrangement::Halves { .. } => self.dims.len() == 2,
@@ -235,7 +236,7 @@ impl Folder {
     /// Reads the bytes of a tensor of plain elements in row-major order; see [`Weight::element`].
     ///
     /// # Errors
-    /// Returns an error if the tensor is quantized or stored plus one, if the file cannot be read, or if memory runs out.
+    /// Returns an error if [`Weight::element`] returns `None`, if the file cannot be read, or if memory runs out.
     pub fn read_raw(&self, weight: &Weight) -> Result<Vec<u8>, GgufError> {
         let tensor = &weight.tensor;
         let Some(element) = weight.element() else {

@@ -63,7 +63,8 @@ impl Header {
         check_start(&mut reader)?;
         let n_tensors = reader.u64("the number of tensors")?;
         let n_keys = reader.u64("the number of keys")?;
-        // Minimum sizes: a key, its type and a value of one byte; and a name, the number of dimensions (0), a type and an offset.
+        // An entry of the metadata has at least a key, its type and a value of one byte. An entry of the list of tensors has at least a
+        // name, the number of dimensions (0), a type and an offset.
         reader.check_count("the keys", n_keys, 8 + 4 + 1)?;
         reader.check_count("the list of tensors", n_tensors, 8 + 4 + 4 + 8)?;
         let mut metadata = BTreeMap::new();
@@ -132,7 +133,7 @@ fn alignment(metadata: &BTreeMap<String, Value>) -> Result<u64> {
 
 /// Makes offsets relative to the beginning of the file. Checks that the tensors are within the file and do not overlap.
 fn place(tensors: &mut [Listed], read: u64, alignment: u64, size: u64) -> Result<()> {
-    // This does not overflow: the alignment is a power of two, and `read` is at most the size of a file.
+    // `next_multiple_of` does not overflow: the alignment is a power of two, and `read` is at most the size of a file.
     let start = read.next_multiple_of(alignment);
     let available = size.saturating_sub(start);
     for tensor in tensors.iter_mut() {

@@ -42,7 +42,7 @@ pub(super) enum Method {
         group: Option<u64>,
         /// Whether `g_idx` lists the group of each input (`desc_act`).
         ordered: bool,
-        /// Whether zero points are stored minus one, as in version 1 of the GPTQ format.
+        /// Whether the checkpoint stores each zero point minus one, as in version 1 of the GPTQ format.
         less_one: bool,
     },
     Awq {

@@ -141,7 +141,7 @@ impl Keys {
             .transpose()
     }
 
-    /// Removes all keys and their values.
+    /// Returns the full path and the value of each key.
     pub fn entries(self) -> impl Iterator<Item = (String, Value)> {
         let path = self.path;
         let paths = self.map.into_iter();

@@ -93,7 +93,7 @@ pub(super) enum ZeroPoints {
     Packed {
         name: String,
         packing: Packing,
-        /// Whether zero points are stored minus one.
+        /// Whether the tensor stores each zero point minus one.
         less_one: bool,
     },
 }
@@ -192,8 +192,8 @@ impl Matrix {
         })
     }
 
-    /// Returns the indices of the columns, sorted by group, so that the columns of a group are adjacent. Returns `None` unless each group
-    /// has as many columns as the group size. The last group may have fewer.
+    /// Returns the indices of the columns, sorted by group, so that the columns of a group are adjacent. The size of every group must equal
+    /// the group size, except that the last group may be smaller; otherwise, returns `None`.
     ///
     /// # Errors
     /// Returns the errors of `read`, and an error if groups are out of range.

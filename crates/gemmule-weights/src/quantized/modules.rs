@@ -257,8 +257,8 @@ impl Config {
         }
     }
 
-    /// Returns the scheme of a module, with the config.json key of the target list that names the module. Exact names take precedence over
-    /// patterns, and patterns over classes.
+    /// Returns the scheme of a module, together with a key of config.json: the key of the list of targets that contains the module. Exact
+    /// names take precedence over patterns, and patterns over classes.
     fn scheme(&self, module: &str) -> Result<(&str, &Scheme)> {
         let Method::Compressed(groups) = &self.method else {
             let problem = "has no groups";

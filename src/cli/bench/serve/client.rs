@@ -29,7 +29,7 @@ pub(super) enum Route {
     Completions,
 }
 
-/// A server, with the connections to it that are idle.
+/// A server, and the idle connections to it.
 #[derive(Clone)]
 pub(super) struct Server(Arc<Shared>);
 

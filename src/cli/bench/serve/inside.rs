@@ -187,7 +187,7 @@ fn steps(args: &super::Args, folder: &Path) -> Result<f64, Report> {
     Ok(batch as f64 / step_ms * 1e3)
 }
 
-/// Returns lengths of the requested distribution, limited to the model's positions.
+/// Returns sequence lengths drawn from the requested distribution. Lengths above the model's max length are reduced to it.
 fn lens(args: &super::Args, engine: &Engine) -> Vec<u32> {
     let load = Load {
         rate: 1.0,
@@ -202,7 +202,7 @@ fn lens(args: &super::Args, engine: &Engine) -> Vec<u32> {
     all.iter().map(|w| w.tokens.min(longest)).collect()
 }
 
-/// Returns the tokens per second of consecutive batches, at the batch size with the highest throughput.
+/// Runs consecutive batches of the size that has the highest throughput in `costs`, and returns the tokens per second.
 fn offline(
     args: &super::Args,
     engine: &Engine,

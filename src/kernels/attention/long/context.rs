@@ -81,7 +81,8 @@ impl MhaLongContext {
 }
 
 /// Returns the tiling of P · V on tensor cores, for kernels that compute the softmax weights P from scores, and for kernels that load P.
-/// For each query, a stage has `keys` 16-bit weights, and 16 more bytes for padding or for the additional chunk of an unaligned row.
+/// For each query, a pipeline stage has `keys` 16-bit weights and 16 more bytes. These bytes are padding, or hold the additional 16-byte
+/// chunk that an unaligned row of P needs.
 ///
 /// A warp has two 16-row tiles if the accumulators leave enough registers for several CTAs per SM, because two tiles halve the
 /// shared-memory reads of V per MMA.

@@ -37,7 +37,8 @@ pub struct MhaLongScores {
 
 /// Keys in shared memory at once: half of a key tile, to halve the number of accumulators.
 const KEYS: u32 = 64;
-/// Pitch in bytes of rows of scores in shared memory, where the epilogue collects them before it stores them.
+/// Pitch of a row of scores in shared memory, in bytes. The epilogue collects scores in shared memory before it stores them to global
+/// memory.
 const STAGE_PITCH: u32 = KEYS * 2 + 16;
 
 struct Plan {

@@ -10,7 +10,7 @@ use crate::{
 const CONVERTING: u32 = 64;
 
 impl GemmStream {
-    /// Returns the cycles of a k-step to convert and multiply a packed weight if `ctas` CTAs share an SM. Each of the SM's four schedulers
+    /// Returns the cycles per k-step to convert and multiply a packed weight. `ctas` CTAs share an SM, and each of the SM's four schedulers
     /// issues instructions of one warp of each warpgroup.
     fn conversion(&self, ctas: f64) -> f64 {
         let Some(weight) = self.problem.packed() else {

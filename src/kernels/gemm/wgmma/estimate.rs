@@ -6,13 +6,14 @@ use crate::{
     ops::Epilogue,
 };
 
-/// Issue slots to add one sum of a group to the total sum: the product of two scales, an FMA, and a share of the loads of scales.
+/// Issue slots to add the sum of one group to the total sum. They are for the product of two scales, an FMA, and a part of the loads of
+/// scales.
 const SLOTS_OF_SUM: f64 = 2.3;
-/// Cycles of a k-step with scales of groups in which neither tensor cores nor FMAs are busy: barriers, and latencies of the MMAs and of the
-/// loads of scales.
+/// Cycles of a k-step in which neither tensor cores nor FMAs are busy, if groups of columns have scales. They are due to barriers, and to
+/// latencies of the MMAs and of the loads of scales.
 const LATENCY_OF_GROUP: f64 = 200.0;
 /// Exponent p of the p-norm that combines two overlapping times: reading the weight from DRAM, and everything else. The norm is close to
-/// the larger time. Unlike the max, it still differs between tiles if reading the weight takes longer.
+/// the larger time. Unlike the max of both times, it still depends on the tile if reading the weight takes longer than everything else.
 const DRAM_OVERLAP: i32 = 12;
 
 impl WgmmaTile {

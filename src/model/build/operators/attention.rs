@@ -7,7 +7,7 @@
 //! | `cache` without `x` | `heads`, `width`, `name` | the rows that an earlier part appended to the cache `name`: keys or values of the source of each sequence. Attention to these rows is not causal |
 //! | `split_heads` | `x`, `heads` | `[tokens, heads·head]` → `[heads, tokens, head]` |
 //! | `merge_heads` | `x` | the inverse of `split_heads` |
-//! | `matmul` | `a`, `b`, `transpose_b` (default `false`) | with `transpose_b`, scores `a · bᵀ`; otherwise sums of the rows of `b` weighted by `a`; both separately for each sequence. The number of heads of `a` is a multiple of that of `b`: each head of `b` is shared by a group of adjacent heads of `a` |
+//! | `matmul` | `a`, `b`, `transpose_b` (default `false`) | with `transpose_b`, scores `a · bᵀ`. Otherwise, sums of the rows of `b`, weighted by `a`. Each sequence is multiplied separately. The number of heads of `a` is a multiple of the number of heads of `b`: each head of `b` is shared by a group of adjacent heads of `a` |
 //! | `position_table` | `table`, `width`, `span`, `reach` (optional) | `[2·R + 1, width]`: the rows of a checkpoint's table `[2·span, width]` for the distances −R to R, where R is the first distance after which rows repeat. The rows are looked up once, when weights are loaded. Norms and `linear` may follow, then `relative_scores` |
 //! | `relative_scores` | `x`, `table`, `heads`, `of` (`query` or `key`) | `[heads, pairs]`: `x[i] · table[j − i]` of each head for query `i` and key `j` of a sequence, or `x[j] · table[j − i]` with `key` (disentangled attention). Distances outside the table use its first or last row |
 //!
@@ -37,7 +37,7 @@
 //! - `yarn` (Peng et al. 2023, arXiv:2309.00071): `r · f[j] / s + (1 − r) · f[j]`, where `r = (j − low) / (high − low)`, clamped to 0 … 1.
 //!   The pair that completes `n` rotations within `L` positions has the index `w · ln(L / 2πn) / (2 ln theta)`. `low` is this index for
 //!   `n = beta_fast` (default 32), rounded down and at least 0. `high` is this index for `n = beta_slow` (default 1), rounded up and at
-//!   most `w − 1`. If `truncate` is `false`, they are not rounded. `c` is `attention_factor` if given. Otherwise, if `s > 1`, `c` is
+//!   most `w − 1`. If `truncate` is `false`, neither is rounded. `c` is `attention_factor` if given. Otherwise, if `s > 1`, `c` is
 //!   `(0.1 · mscale · ln(s) + 1) / (0.1 · mscale_all_dim · ln(s) + 1)` if `mscale` and `mscale_all_dim` are given, and `0.1 · ln(s) + 1` if
 //!   not.
 //!

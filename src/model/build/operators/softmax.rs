@@ -2,7 +2,7 @@
 //!
 //! | operator | fields | result |
 //! |---|---|---|
-//! | `softmax` | `x`, `causal` (default `false`), `window` (optional), `bias` (optional), `sinks` (optional) | of scores, over the keys `j` of query `i`: `e^(s[i, j]) / Σ e^(s[i, k])`. Causal: over keys `j ≤ i`. With a window: over keys with `abs(j − i) ≤ window`. Both restrictions can be combined. `sinks` is a weight `[heads]` (below) |
+//! | `softmax` | `x`, `causal` (default `false`), `window` (optional), `bias` (optional), `sinks` (optional) | softmax of the scores over the keys `j` of query `i`: `e^(s[i, j]) / Σ e^(s[i, k])`. If `causal`, only over keys `j ≤ i`. With a `window`, only over keys with `abs(j − i) ≤ window`. Both restrictions can be combined. `sinks` is a weight `[heads]` (below) |
 //!
 //! A `bias` of `softmax` is added to its scores. It depends on the distance `d`, the position of the key minus that of the query:
 //!
@@ -124,8 +124,8 @@ impl Builder<'_> {
         }
     }
 
-    /// Returns the number of heads of `scores`, or 1 if the value has no heads. In the latter case, shape inference reports an error, so
-    /// the number does not matter.
+    /// Returns the number of heads of `scores`. Returns 1 if the value has no heads. Shape inference then reports an error, so the number
+    /// does not matter.
     fn heads_of(&self, scores: NodeId) -> u64 {
         let heads = self.graph.shape(scores).0.first();
         heads.and_then(Size::as_constant).unwrap_or(1)

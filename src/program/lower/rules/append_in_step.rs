@@ -24,8 +24,8 @@ pub(in crate::program::lower) struct Appending {
     pub operands: Vec<TensorIndex>,
 }
 
-/// Returns the kernels of an attention that appends the rows of `launch` itself, with empty `operands`. The parameter `plain` is the
-/// attention kernel that appends nothing. It is `None` if attention to the cache is not supported.
+/// Returns the kernels of an attention that appends the rows of `launch` itself. The `operands` of the result are empty, and the caller
+/// sets them. The parameter `plain` is the attention kernel that appends nothing. It is `None` if attention to the cache is not supported.
 pub(in crate::program::lower) fn append_in_step(
     launch: &Preparation,
     plain: Option<MhaCached>,

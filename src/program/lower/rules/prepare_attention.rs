@@ -127,7 +127,8 @@ pub(super) struct Heads<'a> {
 }
 
 impl<'a> Heads<'a> {
-    /// Follows a value with `heads` heads of `head` columns each back to its projection, through an optional rotation and an optional norm.
+    /// Traces `value` back to its projection, through an optional rotation and an optional norm. The value has `heads` heads of `head`
+    /// columns each.
     pub fn of(graph: &'a Graph, value: NodeId, heads: u32, head: u32) -> Result<Self, Unfit> {
         let mut of = Self {
             x: value,

@@ -362,7 +362,7 @@ pub(super) struct Heads {
 }
 
 impl Heads {
-    /// Returns the start of the elements of head `h` of token `t`.
+    /// Returns the index of the first element of head `h` of token `t`.
     pub fn at(&self, h: usize, t: usize) -> usize {
         self.offset + h * self.head_stride + t * self.token_stride
     }

@@ -317,7 +317,7 @@ pub(super) fn biases_and_sinks<'r>(
     Ok([biases, sinks])
 }
 
-/// Operations on the scores of a head: soft cap, mask, bias and sink.
+/// Parameters of the soft cap, the mask, the bias and the sink that are applied to the scores of a head.
 #[derive(Clone, Copy)]
 pub(super) struct Distances<'a> {
     pub by: PositionBias,

@@ -224,7 +224,7 @@ struct Room {
 }
 
 impl Room {
-    /// Computes the number of slots from the number of elements between the start of the cache and the end of the pool.
+    /// Computes the number of slots. `elements` counts the elements from the start of the cache to the end of the pool.
     fn of(elements: usize, heads: usize, head: usize, stride: usize) -> Self {
         let own = heads * head * BLOCK as usize;
         // The last block needs only the elements of this cache, because the pool may end right after them.
@@ -255,12 +255,12 @@ impl Room {
 /// Keys of a sequence in the cache.
 struct Keys<'a> {
     slots: &'a [i32],
-    /// Number of keys before the sequence's tokens in the batch. Unused for the keys of a source text.
+    /// Number of the sequence's keys that precede the keys of its tokens in the batch. Unused for the keys of a source text.
     before: usize,
 }
 
-/// Returns the keys of each sequence: its own keys or the keys of its source text, as `whose` selects. Checks that a sequence has at least
-/// as many own keys as tokens in the batch, or that a source text has at least one key.
+/// Returns the keys of each sequence: its own keys or the keys of its source text, as `whose` selects. Checks that each sequence has enough
+/// keys: at least as many of its own as it has tokens in the batch, or at least one key of its source text.
 fn keys_of<'a>(
     whose: Whose,
     op: &'static str,
@@ -347,7 +347,7 @@ pub(super) fn mha_cached(
             Whose::Own => first + n,
             Whose::Source => own.slots.len(),
         };
-        // Start of the first tile with keys to which a query attends.
+        // Index of the first key of the first tile that contains a key to which a query attends.
         let first_key = spec.by.seen(causal, first, n_keys).start / MAX_KEYS * MAX_KEYS;
         scratch.running.clear();
         for h in kv * group..(kv + 1) * group {

@@ -109,7 +109,8 @@ fn reduce(spec: &MhaLongReduce, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let out = args.out(&[u64::from(spec.heads), tokens, 2])?;
     let (heads, tokens) = (spec.heads as usize, tokens as usize);
     let out = SharedOut::new(out);
-    // The kernel computes one exponential per query and tile of keys, which is counted as one multiplication per key of the tile.
+    // For each query, the kernel computes one exponential per tile of keys. The cost of an exponential is estimated as one multiplication
+    // for each key of the tile.
     let work = work(&sequences, heads, 1);
     for_heads_and_blocks(
         heads,

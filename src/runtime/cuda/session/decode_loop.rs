@@ -83,8 +83,8 @@ pub enum TokenSelection {
 }
 
 impl TokenSelection {
-    /// Returns the kind for a set of sequences that contains sequences without beam search (`has_singles`) or with it (`has_beams`). At
-    /// least one argument must be true.
+    /// Returns the kind of token selection for a set of sequences. `has_singles` is whether any sequence has no beam search, and
+    /// `has_beams` is whether any sequence has a beam search. At least one argument must be true.
     pub fn of(has_singles: bool, has_beams: bool) -> Self {
         match (has_singles, has_beams) {
             (true, true) => Self::Both,

@@ -1,4 +1,4 @@
-//! Slots for the batches in flight of a session: host memory for the input and the results of a batch.
+//! Slots for a session's batches in flight. A slot has host memory for the input and the results of one batch.
 
 use std::{
     fmt,

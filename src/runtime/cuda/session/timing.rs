@@ -129,10 +129,10 @@ impl CudaSession {
         gaps.collect()
     }
 
-    /// Times parts of a run. Each part is a CUDA graph of its launches on the memory of the run. Before every replay of a part, the whole
-    /// run is executed untimed, to provide the part's inputs and the usual contents of L2. The first `warm_up` replays of a part are
-    /// discarded. A part without launches takes no time. If the batch continues cached sequences, each run writes the same positions of
-    /// `cache`.
+    /// Times parts of a run. The launches of each part are captured as a CUDA graph, which uses the memory of the run. Before every replay
+    /// of a part, the whole run is executed untimed, to provide the part's inputs and the usual contents of L2. The first `warm_up` replays
+    /// of a part are discarded. A part without launches takes no time. If the batch continues cached sequences, each run writes the same
+    /// positions of `cache`.
     pub fn time_parts(
         &mut self,
         batch: &Batch,

@@ -32,7 +32,7 @@ struct Lexer<'s> {
     source: &'s str,
     at: usize,
     line: u32,
-    /// Whether the whitespace skipped after the last tag ended with a newline, so that the next data begins a line.
+    /// Whether the whitespace that was skipped after the last tag ended with a newline, so that the next data begins a line.
     is_line_start: bool,
     tokens: Vec<(Token, u32)>,
 }

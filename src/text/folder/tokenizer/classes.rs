@@ -39,8 +39,8 @@ pub(super) enum Template {
     Empty,
     /// Tokens of the class.
     Around(Frame),
-    /// Tokens that [`Setting::Language`] puts around texts. If there is no token for the source language, the tokens of the template in
-    /// tokenizer.json. In both cases, the `eos_token` must be one of the tokens.
+    /// Tokens that [`Setting::Language`] puts around texts, or the tokens of the template in tokenizer.json if there is no token for the
+    /// source language. In both cases, the `eos_token` must be one of the tokens.
     Language,
 }
 
@@ -120,15 +120,15 @@ pub(super) enum Setting {
     LowerCase,
     /// The setting `keep_accents`.
     Accents,
-    /// The setting `add_prefix_space`. If it is false, Metaspace gets this scheme.
+    /// The setting `add_prefix_space`. If it is false, `Metaspace` gets the scheme in this variant.
     PrefixSpace(PrependScheme),
     /// The settings `add_prefix_space` and `legacy`.
     LegacySpace,
     /// The setting `split_by_punct`.
     Punctuation,
-    /// `src_lang`. A mask token that is added because tokenizer.json lacks it includes the space before it (`lstrip`).
+    /// `src_lang`. In addition, if tokenizer.json lacks the mask token, it is added with `lstrip`, and then includes the space before it.
     Language(Around),
-    /// `mask_token`. A mask token that is added because tokenizer.json lacks it includes the space before it (`lstrip`).
+    /// `mask_token`. If tokenizer.json lacks the mask token, it is added with `lstrip`, and then includes the space before it.
     SpacedMask,
 }
 

@@ -23,7 +23,7 @@ pub(super) struct Parts {
 enum Kind {
     WordPiece,
     Unigram,
-    /// A byte pair encoding. `falls_back` is whether it replaces unknown characters with tokens of their bytes, and `fuses` whether it
+    /// A byte pair encoding. If `falls_back` is true, it replaces unknown characters with tokens of their bytes. If `fuses` is true, it
     /// joins unknown tokens.
     Bpe {
         falls_back: bool,
@@ -203,8 +203,8 @@ pub(super) const LLAMA: Parts = Parts {
 };
 
 impl Parts {
-    /// If the vocabulary of `tokenizer` is of another kind than that of the tokenizer class, returns the kind of the class and the kind of
-    /// `tokenizer`.
+    /// Compares the vocabulary kind of the tokenizer class with that of `tokenizer`. If they differ, returns both names, first that of the
+    /// class.
     pub(super) fn other_model(
         &self,
         tokenizer: &Tokenizer,

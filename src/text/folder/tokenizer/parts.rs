@@ -20,7 +20,7 @@ pub(super) fn normalizers_of(tokenizer: &Tokenizer) -> Vec<NormalizerWrapper> {
     }
 }
 
-/// Returns BERT's normalizer, on its own or in a sequence.
+/// Returns BERT's normalizer, which may be `normalizer` itself or an element of a sequence; `None` if there is none.
 pub(super) fn bert_in(normalizer: &mut NormalizerWrapper) -> Option<&mut BertNormalizer> {
     match normalizer {
         NormalizerWrapper::BertNormalizer(bert) => Some(bert),

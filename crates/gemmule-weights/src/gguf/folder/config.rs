@@ -27,8 +27,8 @@ const UNREAD: [&str; 10] = [
 const THETA: f64 = 10000.0;
 /// Gemma 3: by default, every sixth layer attends to all tokens.
 const PATTERN: u64 = 6;
-/// Gemma 3: number of layers of the largest model, 27B. Its `query_pre_attn_scalar` is the hidden size divided by the number of heads, and
-/// that of the other models is the head size.
+/// Gemma 3: number of layers of the largest model, 27B. In this model, `query_pre_attn_scalar` is the hidden size divided by the number of
+/// heads. In the other models, it is the head size.
 const LAYERS_OF_27B: u64 = 62;
 
 /// Numbers that all architectures have.

@@ -69,8 +69,8 @@ pub(super) fn tokenizer(settings: &Settings<'_>) -> Result<Json> {
     Ok(tokenizer)
 }
 
-/// Returns the tokens that are matched before a text is split. Tokens of Phi-3 include the spaces after them, which no key of a GGUF file
-/// states.
+/// Returns the tokens that are matched before a text is split. In Phi-3, the match of a token other than [`PHI3_PLAIN`] includes the spaces
+/// after it. No key of a GGUF file states this property.
 fn added_tokens(vocabulary: &Vocabulary<'_>, is_phi3: bool) -> Json {
     let added = vocabulary.tokens.iter().zip(&vocabulary.kinds).enumerate();
     added

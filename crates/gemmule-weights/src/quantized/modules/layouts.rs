@@ -66,8 +66,8 @@ impl<'t> Module<'t> {
         }
     }
 
-    /// Checks the shape of the tensor of scales. Returns the numbers of rows and columns of the grid of scales, and those of the block of
-    /// values that shares a scale.
+    /// Checks the shape of the tensor of scales. Returns two shapes, each as rows and columns: the shape of the grid of scales, and the
+    /// shape of a block of values that share a scale.
     fn grid(
         &self,
         (name, info): (&str, &Info),

@@ -261,7 +261,7 @@ fn a_projection_prepared_for_attention_agrees_with_the_reference() {
     let tensors: Vec<&HostTensor> = tensors.iter().collect();
     let want = spec.as_kernel().reference(&extents, &tensors);
     for (row, want) in got[0].chunks(16).zip(want[0].real().chunks(16)) {
-        // Compare only the values, because the reference does not compute the other columns.
+        // Compare only the first 4 columns (v of attention), because the reference does not compute the other columns.
         assert_close(&row[..4], &wide(&want[..4]), 1e-4);
         assert!(want[4..].iter().all(|v| v.is_nan()));
     }

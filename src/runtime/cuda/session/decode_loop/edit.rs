@@ -42,7 +42,7 @@ struct Changes {
 }
 
 impl Changes {
-    /// Writes consecutive values from byte offset `at` on.
+    /// Appends a change for each of `values`. Their targets are consecutive positions, starting at byte offset `at` of the table.
     fn put(&mut self, at: u64, values: impl Iterator<Item = i32>) {
         let before = self.values.len();
         self.values.extend(values);

@@ -273,7 +273,7 @@ impl Table {
     }
 }
 
-/// Bytes of the beam search scores, and of the beam search states, of a row of the table.
+/// Sizes in bytes of a table row's beam search scores (`SCORE_BYTES`) and beam search states (`STATE_BYTES`).
 pub(super) const SCORE_BYTES: u64 = 4 * BeamStep::SCORES as u64;
 pub(super) const STATE_BYTES: u64 = 4 * BeamStep::STATES as u64;
 
