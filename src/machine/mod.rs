@@ -41,7 +41,7 @@ pub enum Instructions {
 }
 
 impl Instructions {
-    /// Returns the newest set that kernels for cards of a compute capability may use.
+    /// Returns the newest instruction set that kernels for cards of a compute capability may use.
     pub fn of_capability(capability: (u32, u32)) -> Self {
         match capability {
             (9, 0) => Self::Hopper,

@@ -64,7 +64,7 @@ pub(super) fn condition<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<At<Condi
     Ok(At::new(condition, piece.span()))
 }
 
-/// Returns the text of a string without escapes, and its position in the file.
+/// Returns the text of a string, which must not contain escapes, and its position in the file.
 fn plain<'a>(
     r: Reader<'a>,
     what: &str,

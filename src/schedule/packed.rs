@@ -200,8 +200,8 @@ impl Packed {
         }
     }
 
-    /// Registers new requests. Refuses requests that are too large for any lane or that would miss their deadlines even if they ran alone
-    /// at once.
+    /// Registers new requests. Refuses requests that are too large for any lane, and requests that would miss their deadlines even if each
+    /// of them started immediately in a batch of its own.
     fn admit(&mut self, view: &View<'_>, decision: &mut Decision) {
         self.gone.clear();
         self.gone_tokens = 0;

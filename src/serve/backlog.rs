@@ -185,7 +185,8 @@ impl Work {
         self.expected.add(class, load.tokens);
     }
 
-    /// Removes the work `load` of texts that have been tokenized or need not be tokenized.
+    /// Removes texts from the work that waits for tokenization, because they have been tokenized or need not be tokenized. `load` is the work
+    /// of these texts.
     pub fn take_untokenized(&mut self, class: u8, load: Load) {
         self.bytes.take(class, load.bytes);
         self.expected.take(class, load.tokens);

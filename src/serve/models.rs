@@ -82,7 +82,7 @@ pub enum DefaultPrompt {
     /// The default prompt of the model's folder, if it has one.
     #[default]
     OfFolder,
-    /// The folder's prompt of this name.
+    /// The folder's prompt with this name.
     Named(String),
     /// The given text.
     Text(String),

@@ -9,8 +9,8 @@ use crate::simd::{self, Capped, Running, Times, Weight};
 
 pub use crate::fused_attention::{Attend, Scratch};
 
-/// Maximum number of queries per task. It is a multiple of the number of queries that fused attention processes together on any instruction
-/// set: 48, 16, 12 or 2.
+/// Maximum number of queries per task. The fused attention kernel processes 48, 16, 12 or 2 queries together, depending on the instruction
+/// set. The maximum is a multiple of each of these numbers.
 pub const MAX_QUERIES: usize = 240;
 /// Maximum number of keys per tile. The scores of a tile fit in the L2 cache for any sequence length.
 pub const MAX_KEYS: usize = 256;

@@ -60,7 +60,7 @@ pub(crate) enum Value {
     /// A value that no tensor depends on: `None`, a boolean, a real number, or an integer with more than 64 bits.
     Other,
     Int(i64),
-    /// Range of the string in the pickle, which is valid UTF-8.
+    /// Range of a string in the bytes of the pickle. The string is valid UTF-8.
     Text(Range<usize>),
     Tuple(Vec<Id>),
     List(Vec<Id>),
