@@ -177,7 +177,7 @@ impl Figure {
         }
         let middle = layout.left + layout.plot_width / 2;
         let at = (middle, layout.height - layout::MARGIN);
-        write(root, &layout::shown(&self.x_label), at, Look::below())?;
+        write(root, &layout::shown(&self.x_label), at, Look::above())?;
         let at = (layout::MARGIN, layout.top + layout.plot_height / 2);
         write(root, &layout::shown(&self.y_label), at, Look::axis())
     }
@@ -228,7 +228,7 @@ impl Figure {
         }
         if self.values().next().is_none() {
             let at = (layout.left + layout.plot_width / 2, layout.top + 40);
-            return write(root, "no values", at, Look::below());
+            return write(root, "no values", at, Look::above());
         }
         match self.kind {
             Kind::Bars => self.bars(root, layout, scale),
@@ -254,7 +254,7 @@ impl Figure {
         let look = if layout.turned {
             Look::turned()
         } else {
-            Look::under()
+            Look::below()
         };
         write(root, &layout::shown(name), (x, y + 8), look)
     }
@@ -265,7 +265,7 @@ impl Figure {
         let widest = self.values().map(|v| width_of(&number(v), TEXT)).max();
         // Label all bars or none. If only some bars had labels, they would seem more important.
         let look = || match to - from {
-            bar if bar >= widest.unwrap_or(0) => Some(Look::below()),
+            bar if bar >= widest.unwrap_or(0) => Some(Look::above()),
             bar if bar >= layout::TURNED_WIDTH => Some(Look::standing()),
             _ => None,
         };

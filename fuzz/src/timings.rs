@@ -36,11 +36,11 @@ pub fn run(bytes: &[u8]) {
         }
         Err(error) => assert!(error.to_string().len() < 4096),
     }
-    // Every four bytes define one timing: a number of rows and a time in microseconds. The timings are assigned to the model's kernels in
+    // Every three bytes define one timing: a number of rows and a time in microseconds. The timings are assigned to the model's kernels in
     // turn.
     let mut timings = Timings::default();
     let kernels = &COMPILED.program.kernels;
-    for (at, piece) in bytes.chunks_exact(4).take(64).enumerate() {
+    for (at, piece) in bytes.chunks_exact(3).take(64).enumerate() {
         let rows = 1 + u64::from(u16::from_le_bytes([piece[0], piece[1]]));
         let us = 1e-3 * 1.2f64.powi(i32::from(piece[2]) / 2);
         timings.add(&kernels[at % kernels.len()].as_kernel().symbol(), rows, us);

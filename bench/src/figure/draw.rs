@@ -52,12 +52,12 @@ impl Look {
     }
 
     /// Text below the anchor point.
-    pub fn under() -> Self {
+    pub fn below() -> Self {
         Self::at(HPos::Center, VPos::Top)
     }
 
-    /// Text above the anchor point: the anchor point is below the text.
-    pub fn below() -> Self {
+    /// Text above the anchor point.
+    pub fn above() -> Self {
         Self::at(HPos::Center, VPos::Bottom)
     }
 
