@@ -366,6 +366,9 @@ pub struct QuestionJob {
 }
 
 impl QuestionJob {
+    /// Max number of parts into which a text is divided. The model processes each part as one sequence.
+    pub const MAX_PARTS: usize = Placed::MAX_PARTS;
+
     /// Tokenizes a question with each part of its text.
     ///
     /// # Errors

@@ -20,7 +20,6 @@ use crate::serve::{
     Aggregation, Answer, AnswerOptions, EntityOptions, MaskJob, MaskOptions, Model, OutputKind,
     QuestionJob, ServeError, Submit, Text, TokenJob, ZeroShotJob, ZeroShotOptions,
 };
-use crate::text::Placed;
 
 /// Estimated bytes of memory, per byte of text, for the tokens and their positions during tokenization.
 const PLACED_BYTE: u64 = 400;
@@ -418,7 +417,7 @@ pub(super) async fn answer(
     let question = fields.required_text("question")?;
     let context = fields.required_text("context")?;
     // The number of sequences is not known yet, so memory is reserved for the max number.
-    let size = (question.len() + context.len(), Placed::MAX_PARTS);
+    let size = (question.len() + context.len(), QuestionJob::MAX_PARTS);
     let begin = {
         let options = options.clone();
         move |model: &Model| {
