@@ -83,9 +83,9 @@ pub(super) async fn handled(
     }
 }
 
-/// Returns the documentation of a route; `None` for [`Route::Unknown`].
-pub(super) fn documented(route: Route) -> Option<RouteDoc> {
-    Some(match route {
+/// Returns the documentation of a route.
+fn documented(route: Route) -> RouteDoc {
+    match route {
         Route::Embeddings => openai::embeddings_doc(),
         Route::MultiVector => late::multi_vector_doc(),
         Route::Completions => generation::completions_doc(),
@@ -116,16 +116,17 @@ pub(super) fn documented(route: Route) -> Option<RouteDoc> {
         Route::Metrics => metrics::doc(),
         Route::Page => status::page_doc(),
         Route::Status => status::counts_doc(),
-        Route::OpenApi => RouteDoc::get("This document", serde_json::json!({"type": "object"})),
-        Route::Unknown => return None,
-    })
+        Route::OpenApi => openapi::doc(),
+        // No path has this route, so the document does not contain it.
+        Route::Unknown => RouteDoc::get("No route", Value::Null),
+    }
 }
 
 /// Returns the table of all request fields.
 pub(super) fn field_table() -> &'static FieldTable {
     static TABLE: LazyLock<FieldTable> = LazyLock::new(|| {
         let routes = Route::ALL.into_iter().map(|(route, ..)| route);
-        FieldTable::new(routes.filter_map(|route| Some((route, documented(route)?.body?))))
+        FieldTable::new(routes.filter_map(|route| Some((route, documented(route).body?))))
     });
     &TABLE
 }

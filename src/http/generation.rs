@@ -7,20 +7,17 @@ mod stream;
 use std::{future::poll_fn, sync::Arc, task::Poll};
 
 use hyper::StatusCode;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use self::{head::Head, request::GenerationRequest};
 pub(super) use self::{
     head::{reason, usage},
+    request::{chat_doc, completions_doc, stream_options_schema},
     stream::{End, Events, add_event, streamed},
 };
 use super::{
-    App, HandlerResult, RequestContext,
-    embeddings::inputs,
-    error::Failure,
-    json, on_thread,
+    App, HandlerResult, RequestContext, embeddings::inputs, error::Failure, json, on_thread,
     request::Fields,
-    schema::{RouteDoc, flag, named, object, only, or_null, text, whole},
 };
 use crate::serve::{
     Ending, GenerationParams, GenerationService, Message, Piece, Scored, ServeError, Share, Submit,
@@ -63,17 +60,6 @@ pub(super) async fn completions(
     answered(app, head, &params, n, all).await
 }
 
-pub(super) fn completions_doc() -> RouteDoc {
-    let mut body = sampling_body();
-    body["required"] = json!(["prompt"]);
-    body["properties"]["prompt"] = named("Input");
-    body["properties"]["best_of"] = or_null(whole(1));
-    body["properties"]["logprobs"] = json!({"anyOf": [
-        {"type": ["integer", "null"], "minimum": 0, "maximum": 20}, {"const": false},
-    ]});
-    streamed_doc("Completes prompts (OpenAI)", body, "Texts")
-}
-
 pub(super) async fn chat(
     app: &RequestContext<'_>,
     fields: Fields,
@@ -109,23 +95,6 @@ pub(super) async fn chat(
     let all = written(app, service, vec![prompt.await??], n, &writing, submit).await?;
     let head = Head::new(app, &model.name, true, &params);
     answered(app, head, &params, n, all).await
-}
-
-pub(super) fn chat_doc() -> RouteDoc {
-    let mut body = sampling_body();
-    body["required"] = json!(["messages"]);
-    body["properties"]["messages"] =
-        json!({"type": "array", "minItems": 1, "items": named("Message")});
-    body["properties"]["tools"] = or_null(json!({"type": "array", "items": {"type": "object"}}));
-    body["properties"]["tool_choice"] = only(json!([null, "auto", "none"]));
-    body["properties"]["logprobs"] = flag();
-    body["properties"]["chat_template_kwargs"] = json!({"type": ["object", "null"]});
-    for name in ["add_generation_prompt", "continue_final_message"] {
-        body["properties"][name] = flag();
-    }
-    body["properties"]["top_logprobs"] =
-        or_null(json!({"type": "integer", "minimum": 0, "maximum": 20}));
-    streamed_doc("Completes conversations (OpenAI)", body, "Texts")
 }
 
 /// Starts `n` generations for each prompt.
@@ -282,51 +251,4 @@ pub(super) async fn finished(all: Vec<TokenStream>, share: &Share) -> Result<Vec
     })
     .await?;
     Ok(all.into_iter().map(|(_, done, _)| done).collect())
-}
-
-/// Returns the documentation of a route that responds with a whole result or with a stream of events. `answer` is the name of the schema of
-/// the whole result.
-pub(super) fn streamed_doc(summary: &'static str, body: Value, answer: &str) -> RouteDoc {
-    RouteDoc::post(summary, body, named(answer)).or("text/event-stream", text())
-}
-
-pub(super) fn stream_options_schema() -> Value {
-    or_null(object(&[], json!({"include_usage": flag()})))
-}
-
-/// Returns the schema of a body with the fields that completions and chat completions have in common.
-fn sampling_body() -> Value {
-    let penalty = json!({"type": "number", "minimum": -2, "maximum": 2});
-    object(
-        &[],
-        json!({
-            "model": or_null(text()),
-            "max_tokens": max_tokens(),
-            "max_completion_tokens": max_tokens(),
-            "temperature": or_null(json!({"type": "number", "minimum": 0})),
-            "top_p": or_null(json!({"type": "number", "minimum": 0, "maximum": 1})),
-            "seed": or_null(json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX})),
-            "n": or_null(json!({"type": "integer", "minimum": 1, "maximum": 128})),
-            "stop": {"anyOf": [
-                {"type": "null"}, {"type": "string", "minLength": 1},
-                {"type": "array", "maxItems": 16, "items": {"type": "string", "minLength": 1}},
-            ]},
-            "stream": flag(),
-            "stream_options": stream_options_schema(),
-            "presence_penalty": or_null(penalty.clone()),
-            "frequency_penalty": or_null(penalty),
-            "logit_bias": {"anyOf": [
-                {
-                    "type": ["object", "null"], "propertyNames": {"pattern": "^[0-9]+$"},
-                    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
-                },
-                {"type": "array", "maxItems": 0},
-            ]},
-        }),
-    )
-}
-
-/// Returns the schema of the max number of new tokens: a positive integer, or -1 to allow all remaining positions of the model.
-fn max_tokens() -> Value {
-    json!({"type": ["integer", "null"], "minimum": -1, "not": {"const": 0}})
 }

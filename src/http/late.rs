@@ -12,7 +12,8 @@ use super::{
     openai::Usage,
     request::Fields,
     schema::{
-        self, RouteDoc, direction, flag, list, named, number, object, only, or_null, text, whole,
+        RouteDoc, direction, flag, list, named, number, object, only, or_null, text, value_type,
+        whole,
     },
     vectors::{ValueType, Values, is_base64},
 };
@@ -52,7 +53,7 @@ fn role(fields: &mut Fields) -> Result<TextRole, Failure> {
 }
 
 /// Reads the type of the values, and whether they are encoded in base64.
-fn value_type(fields: &mut Fields) -> Result<(ValueType, bool), Failure> {
+fn form(fields: &mut Fields) -> Result<(ValueType, bool), Failure> {
     let is_base64 = is_base64(fields)?;
     let of = fields.text("embedding_type")?;
     let of = of.map(|of| ValueType::named("embedding_type", &of));
@@ -68,7 +69,7 @@ pub(super) async fn multi_vector(
     let model = app.asks(app.models.late(fields.text("model")?.as_deref()))?;
     let service = model.service()?;
     let width = service.token_width();
-    let (of, is_base64) = value_type(&mut fields)?;
+    let (of, is_base64) = form(&mut fields)?;
     let dimensions = fields.count("dimensions", 1..=i64::MAX)?;
     shortened("dimensions", vec![0.0; width], dimensions)?;
     let submit = Submit {
@@ -111,7 +112,7 @@ pub(super) fn multi_vector_doc() -> RouteDoc {
                 "model": or_null(text()),
                 "input": named("Input"),
                 "input_type": or_null(text()),
-                "embedding_type": schema::value_type(true),
+                "embedding_type": value_type(true),
                 "encoding_format": only(json!([null, "float", "base64"])),
                 "dimensions": or_null(whole(1)),
                 "truncate": flag(),

@@ -346,11 +346,7 @@ pub(super) fn response(app: &App) -> Response<Body> {
 }
 
 pub(super) fn doc() -> RouteDoc {
-    RouteDoc {
-        summary: "Metrics for Prometheus",
-        body: None,
-        answers: vec![("text/plain", text())],
-    }
+    RouteDoc::get_as("Metrics for Prometheus", "text/plain", text())
 }
 
 /// Adds the metrics of the response cache, if any model has one.

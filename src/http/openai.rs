@@ -267,9 +267,15 @@ pub(super) async fn embeddings(
 }
 
 pub(super) fn embeddings_doc() -> RouteDoc {
-    RouteDoc::post("Embeds texts (OpenAI)", object(
-                &["input"],
-                json!({
+    let about = concat!(
+        "Rows of little-endian f32 if `Accept` requests them; the headers x-rows, x-width and x-tokens have the numbers of rows, ",
+        "values per row, and tokens.",
+    );
+    RouteDoc::post(
+        "Embeds texts (OpenAI)",
+        object(
+            &["input"],
+            json!({
                     "model": or_null(text()),
                     "input": named("Input"),
                     "encoding_format": only(json!([null, "float", "base64"])),
@@ -288,10 +294,13 @@ pub(super) fn embeddings_doc() -> RouteDoc {
                     "late_chunking": flag(),
                     "return_sparse": flag(),
                     "return_multivector": flag(),
-                }),
-            ), named("Embeddings")).or(
+            }),
+        ),
+        named("Embeddings"),
+    )
+    .or(
         RAW,
-        json!({"type": "string", "format": "binary", "description": "Rows of little-endian f32 if `Accept` requests them; the headers x-rows, x-width and x-tokens have the numbers of rows, values per row, and tokens."}),
+        json!({"type": "string", "format": "binary", "description": about}),
     )
 }
 

@@ -13,20 +13,17 @@ use super::{
     schema::{RouteDoc, named, only, schemas},
 };
 
-/// Returns the OpenAPI document of a server. `public` are the routes that need no key, `fields` has the fields that requests may contain, and
-/// `documented` returns the documentation of a route.
+/// Returns the OpenAPI document of a server. `public` are the routes that need no key, `fields` are the fields that requests may contain,
+/// and `documented` returns the documentation of a route.
 pub(super) fn document(
     public: Public,
     fields: &FieldTable,
-    documented: impl Fn(Route) -> Option<RouteDoc>,
+    documented: impl Fn(Route) -> RouteDoc,
 ) -> Value {
     let mut paths = json!({});
     for (route, path, method) in Route::ALL {
-        let Some(doc) = documented(route) else {
-            continue;
-        };
         let needs_key = !public.contains(route);
-        let operation = operation(route, path, doc, needs_key, fields);
+        let operation = operation(route, path, documented(route), needs_key, fields);
         paths[path][method.as_str().to_lowercase()] = operation;
     }
     json!({
@@ -42,6 +39,10 @@ pub(super) fn document(
             "schemas": schemas(),
         },
     })
+}
+
+pub(super) fn doc() -> RouteDoc {
+    RouteDoc::get("This document", json!({"type": "object"}))
 }
 
 fn operation(
@@ -92,7 +93,7 @@ fn operation(
     };
     let key = (401, "The API key is missing or not known.");
     let keyed = needs_key.then_some(key);
-    for (status, about) in keyed.into_iter().chain(statuses(route)) {
+    for (status, about) in keyed.into_iter().chain(statuses(route, doc.body.is_some())) {
         responses[status.to_string()] = json!({
             "description": about, "content": content(&[("application/json", named(error))]),
         });
@@ -116,19 +117,12 @@ fn operation(
 }
 
 /// Returns the error statuses of a route, except 401 for a missing key and 405 for a method that the path does not support.
-fn statuses(route: Route) -> Vec<(u16, &'static str)> {
+fn statuses(route: Route, has_body: bool) -> Vec<(u16, &'static str)> {
     let wrong = "The request is not valid; the message names the problem and how to fix it.";
     match route {
-        Route::Health
-        | Route::Metrics
-        | Route::OpenApi
-        | Route::Page
-        | Route::Status
-        | Route::Models
-        | Route::Info
-        | Route::Unknown => Vec::new(),
         Route::Ready => vec![(503, "The server is loading or shutting down.")],
         Route::Model => vec![(404, "There is no such model.")],
+        _ if !has_body => Vec::new(),
         _ => {
             let mut all = vec![
                 (404, "There is no such model, or it has another task."),

@@ -86,11 +86,18 @@ impl Fields {
 
     /// Returns the text of a field, and keeps the field; `None` if its value is not a text.
     pub fn peek(&self, name: &str) -> Option<&str> {
-        let path = match self.prefix {
-            "" => name,
-            prefix => &self.table.get(&format!("{prefix}{name}"))?.name,
-        };
-        self.values.get(path).and_then(Value::as_str)
+        self.values.get(self.path(name)?).and_then(Value::as_str)
+    }
+
+    /// Returns the path of the field `name` of this object; `None` if the server does not recognize it.
+    fn path<'n>(&self, name: &'n str) -> Option<&'n str> {
+        match self.prefix {
+            "" => Some(name),
+            prefix => {
+                let known = self.table.get(&format!("{prefix}{name}"));
+                known.map(|known| known.name.as_str())
+            }
+        }
     }
 
     pub fn is_object(&self, name: &str) -> bool {
@@ -99,13 +106,7 @@ impl Fields {
 
     /// Removes a field and returns its value; null if it is missing.
     pub fn value(&mut self, name: &'static str) -> Value {
-        let path = match self.prefix {
-            "" => Some(name),
-            prefix => {
-                let known = self.table.get(&format!("{prefix}{name}"));
-                known.map(|known| known.name.as_str())
-            }
-        };
+        let path = self.path(name);
         let value = path.and_then(|path| self.values.remove(path));
         value.unwrap_or_default()
     }

@@ -25,12 +25,23 @@ impl RouteDoc {
         }
     }
 
+    /// Returns the documentation of a route that responds with a whole result in JSON, or with a stream of events. `answer` is the name of
+    /// the schema of the whole result.
+    pub fn streamed(summary: &'static str, body: Value, answer: &str) -> Self {
+        Self::post(summary, body, named(answer)).or("text/event-stream", text())
+    }
+
     /// Returns the documentation of a route without a request body that responds with JSON.
     pub fn get(summary: &'static str, answer: Value) -> Self {
+        Self::get_as(summary, "application/json", answer)
+    }
+
+    /// Returns the documentation of a route without a request body that responds with another media type.
+    pub fn get_as(summary: &'static str, media_type: &'static str, answer: Value) -> Self {
         Self {
             summary,
             body: None,
-            answers: vec![("application/json", answer)],
+            answers: vec![(media_type, answer)],
         }
     }
 

@@ -34,11 +34,7 @@ pub(super) fn page() -> Response<Body> {
 }
 
 pub(super) fn page_doc() -> RouteDoc {
-    RouteDoc {
-        summary: "The status page",
-        body: None,
-        answers: vec![("text/html", text())],
-    }
+    RouteDoc::get_as("The status page", "text/html", text())
 }
 
 /// Returns counts since the start of the server as JSON. The status page computes rates from them.

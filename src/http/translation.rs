@@ -13,8 +13,7 @@ use super::{
     error::Failure,
     fields::{kind, shown},
     generation::{
-        Done, End, Events, add_event, finished, reason, stream_options_schema, streamed,
-        streamed_doc, usage,
+        Done, End, Events, add_event, finished, reason, stream_options_schema, streamed, usage,
     },
     json, on_thread,
     request::Fields,
@@ -216,7 +215,7 @@ pub(super) async fn translate(
 }
 
 pub(super) fn translate_doc() -> RouteDoc {
-    let count = || or_null(json!({"type": "integer", "minimum": 1, "maximum": 256}));
+    let count = || or_null(json!({"type": "integer", "minimum": 1, "maximum": Beams::MAX}));
     let tokens = list(text());
     let properties = json!({
         "model": or_null(text()),
@@ -230,12 +229,12 @@ pub(super) fn translate_doc() -> RouteDoc {
         "num_beams": count(),
         "num_hypotheses": count(),
         "n": count(),
-        "length_penalty": or_null(json!({"type": "number", "minimum": -100, "maximum": 100})),
+        "length_penalty": or_null(json!({"type": "number", "minimum": -MAX_PENALTY, "maximum": MAX_PENALTY})),
         "max_tokens": or_null(whole(1)),
         "stream": flag(),
         "stream_options": stream_options_schema(),
     });
-    streamed_doc(
+    RouteDoc::streamed(
         "Translates texts",
         object(&["text"], properties),
         "Translations",

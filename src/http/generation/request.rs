@@ -1,12 +1,13 @@
 //! Request bodies of completions and chat completions.
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::super::{
     error::Failure,
     fields::{kind, shown},
     request::{Fields, as_whole},
+    schema::{RouteDoc, flag, named, object, only, or_null, text, whole},
 };
 use crate::names::excerpt;
 use crate::serve::{ChatOptions, GenerationParams, Json, Message, TextSource, Tool};
@@ -349,4 +350,73 @@ impl ChatMessage {
             ..Message::new(self.role, content)
         })
     }
+}
+
+pub(in crate::http) fn completions_doc() -> RouteDoc {
+    let mut body = sampling_body();
+    body["required"] = json!(["prompt"]);
+    body["properties"]["prompt"] = named("Input");
+    body["properties"]["best_of"] = or_null(whole(1));
+    body["properties"]["logprobs"] = json!({"anyOf": [
+        {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_ALTERNATIVES}, {"const": false},
+    ]});
+    RouteDoc::streamed("Completes prompts (OpenAI)", body, "Texts")
+}
+
+pub(in crate::http) fn chat_doc() -> RouteDoc {
+    let mut body = sampling_body();
+    body["required"] = json!(["messages"]);
+    body["properties"]["messages"] =
+        json!({"type": "array", "minItems": 1, "items": named("Message")});
+    body["properties"]["tools"] = or_null(json!({"type": "array", "items": {"type": "object"}}));
+    body["properties"]["tool_choice"] = only(json!([null, "auto", "none"]));
+    body["properties"]["logprobs"] = flag();
+    body["properties"]["chat_template_kwargs"] = json!({"type": ["object", "null"]});
+    for name in ["add_generation_prompt", "continue_final_message"] {
+        body["properties"][name] = flag();
+    }
+    body["properties"]["top_logprobs"] =
+        or_null(json!({"type": "integer", "minimum": 0, "maximum": MAX_ALTERNATIVES}));
+    RouteDoc::streamed("Completes conversations (OpenAI)", body, "Texts")
+}
+
+pub(in crate::http) fn stream_options_schema() -> Value {
+    or_null(object(&[], json!({"include_usage": flag()})))
+}
+
+/// Returns the schema of a body with the fields that completions and chat completions have in common.
+fn sampling_body() -> Value {
+    let penalty = json!({"type": "number", "minimum": -MAX_PENALTY, "maximum": MAX_PENALTY});
+    object(
+        &[],
+        json!({
+            "model": or_null(text()),
+            "max_tokens": max_tokens_schema(),
+            "max_completion_tokens": max_tokens_schema(),
+            "temperature": or_null(json!({"type": "number", "minimum": 0})),
+            "top_p": or_null(json!({"type": "number", "minimum": 0, "maximum": 1})),
+            "seed": or_null(json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX})),
+            "n": or_null(json!({"type": "integer", "minimum": 1, "maximum": MAX_TEXTS})),
+            "stop": {"anyOf": [
+                {"type": "null"}, {"type": "string", "minLength": 1},
+                {"type": "array", "maxItems": MAX_STOPS, "items": {"type": "string", "minLength": 1}},
+            ]},
+            "stream": flag(),
+            "stream_options": stream_options_schema(),
+            "presence_penalty": or_null(penalty.clone()),
+            "frequency_penalty": or_null(penalty),
+            "logit_bias": {"anyOf": [
+                {
+                    "type": ["object", "null"], "propertyNames": {"pattern": "^[0-9]+$"},
+                    "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
+                },
+                {"type": "array", "maxItems": 0},
+            ]},
+        }),
+    )
+}
+
+/// Returns the schema of the max number of new tokens: a positive integer, or -1 to allow all remaining positions of the model.
+fn max_tokens_schema() -> Value {
+    json!({"type": ["integer", "null"], "minimum": -1, "not": {"const": 0}})
 }
