@@ -485,13 +485,14 @@ impl Models {
     /// Adds the first models and starts to serve.
     pub fn begin(&self, models: Vec<Model>) {
         self.replace(models);
-        self.is_loaded.store(true, Ordering::Release);
     }
 
     /// Replaces the models, and returns the previous ones.
     fn replace(&self, models: Vec<Model>) -> Arc<Vec<Arc<Model>>> {
         let models = Arc::new(models.into_iter().map(Arc::new).collect());
         let mut current = self.models.write().unwrap_or_else(PoisonError::into_inner);
+        // Set this while the models are locked: a request that finds the new models then never gets the error that models are being loaded.
+        self.is_loaded.store(true, Ordering::Release);
         std::mem::replace(&mut *current, models)
     }
 
@@ -545,10 +546,12 @@ impl Models {
     /// Returns the reason why the server is not ready: a device is lost, the server is shutting down, or its models are being loaded.
     /// Returns `None` if the server is ready.
     pub fn not_ready(&self) -> Option<&'static str> {
+        // Read this first: if the models are loaded, `is_lost` then checks them, and not the empty list before.
+        let is_loaded = self.is_loaded();
         let all = [
             (self.is_lost(), LOST),
             (self.is_retired(), "it is shutting down"),
-            (!self.is_loaded(), LOADING),
+            (!is_loaded, LOADING),
         ];
         all.into_iter().find(|(is, _)| *is).map(|(_, why)| why)
     }
